@@ -1,0 +1,154 @@
+"""Model folders: what ``final/`` and every step folder are, written whole or not at all and verified when read.
+
+    config.json  generation_config.json  model.safetensors  tokenizer files  manifest.json
+    training/optimizer.safetensors  training/state.json          (step folders only)
+
+Nothing is pickled and nothing is executed: tensors are safetensors, the rest is JSON. Every size is checked against the
+file's own header before memory is taken.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from cyberslm import files
+from cyberslm.checkpoint.hf import config_from_json, disk_name, generation_config, hf_config
+from cyberslm.errors import IntegrityError, StorageError
+from cyberslm.model.model import CyberSLM
+from cyberslm.text.tokenizer import Tokenizer, load_tokenizer
+
+WEIGHTS = "model.safetensors"
+OPTIMIZER = "training/optimizer.safetensors"
+STATE = "training/state.json"
+KIND = "cyberslm-model"
+JSON_LIMIT = 1 << 20
+
+
+class ModelFolder(NamedTuple):
+    model: CyberSLM
+    tokenizer: Tokenizer
+    manifest: dict
+
+
+class TrainingFiles(NamedTuple):
+    """What resuming needs besides the model."""
+
+    tensors: Mapping[str, Tensor]
+    state: Mapping[str, object]
+
+
+def save_model(
+    target: Path,
+    model: CyberSLM,
+    tokenizer: Tokenizer,
+    fields: Mapping[str, object],
+    training: TrainingFiles | None = None,
+) -> None:
+    """Publish a model folder, replacing one that is there. ``fields`` go into the manifest.
+
+    Raises `StorageError` when it can't be written, `IntegrityError` when a weight is not finite; what was there stays.
+    """
+    weights = {disk_name(name): parameter.detach() for name, parameter in model.named_parameters()}
+    for name, weight in weights.items():
+        if not bool(torch.isfinite(weight).all()):
+            raise IntegrityError(f"weight {name} is not finite: the model was not saved to {target}")
+
+    def fill(staging: Path) -> dict[str, object]:
+        _write_json(staging / "config.json", hf_config(model.config))
+        _write_json(staging / "generation_config.json", generation_config(model.config))
+        _write_tensors(staging / WEIGHTS, weights)
+        tokenizer.save(staging)
+        if training is not None:
+            (staging / "training").mkdir()
+            _write_tensors(staging / OPTIMIZER, training.tensors)
+            _write_json(staging / STATE, training.state)
+        return {"kind": KIND, "tokenizer_sha256": tokenizer.sha256, **fields}
+
+    files.publish(target, fill, replace=True)
+
+
+def load_model(folder: Path | str, *, device: torch.device | str = "cpu") -> ModelFolder:
+    """Open a model folder, checking every file's SHA-256 first.
+
+    Raises `IntegrityError` naming the file that is missing, damaged or doesn't fit, and what is wrong with it.
+    """
+    path = Path(folder)
+    manifest = verify_model(path)
+    config = config_from_json(read_json(path / "config.json"), where=str(path / "config.json"))
+    model = CyberSLM(config, device="meta")
+    weights = _read_weights(path / WEIGHTS, model, device)
+    model.load_state_dict(weights, strict=True, assign=True)
+    model.rope.to_empty(device=device)
+    model.rope.reset()
+    return ModelFolder(model.eval(), load_tokenizer(path), manifest)
+
+
+def load_training(folder: Path) -> TrainingFiles:
+    """The training part of a step folder that has been verified."""
+    try:
+        tensors = load_file(folder / OPTIMIZER)
+    except (SafetensorError, OSError) as error:
+        raise IntegrityError(f"{folder / OPTIMIZER} can't be read: {error}") from error
+    state = read_json(folder / STATE)
+    if not isinstance(state, dict):
+        raise IntegrityError(f"{folder / STATE} does not hold an object")
+    return TrainingFiles(tensors, state)
+
+
+def verify_model(folder: Path) -> dict:
+    """The manifest of a whole, undamaged model folder; `IntegrityError` otherwise."""
+    manifest = files.verify(folder)
+    if manifest.get("kind") != KIND:
+        raise IntegrityError(f"{folder} is a finished folder of kind {manifest.get('kind')!r}, not a {KIND}")
+    return manifest
+
+
+def read_json(path: Path) -> object:
+    """A small JSON file; `IntegrityError` names it when it is missing, too large or not JSON."""
+    try:
+        if path.stat().st_size > JSON_LIMIT:
+            raise IntegrityError(f"{path} is larger than {JSON_LIMIT:,} bytes")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise IntegrityError(f"{path} can't be read: {error}") from error
+
+
+def _read_weights(path: Path, model: CyberSLM, device: torch.device | str) -> dict[str, Tensor]:
+    wanted = {disk_name(name): (name, parameter) for name, parameter in model.named_parameters()}
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as archive:
+            names = set(archive.keys())
+            if names != set(wanted):
+                odd = sorted(names ^ set(wanted))[0]
+                raise IntegrityError(f"{path}: tensor {odd} is {'missing' if odd in wanted else 'unknown'}")
+            for name, (_, parameter) in wanted.items():
+                if (shape := archive.get_slice(name).get_shape()) != list(parameter.shape):
+                    raise IntegrityError(
+                        f"{path}: tensor {name} has shape {shape}, config.json asks for {list(parameter.shape)}"
+                    )
+            return {name: archive.get_tensor(disk) for disk, (name, _) in wanted.items()}
+    except (SafetensorError, OSError) as error:
+        raise IntegrityError(f"{path} can't be read: {error}") from error
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=False) + "\n", encoding="utf-8")
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    try:
+        save_file({name: t.contiguous().cpu() for name, t in tensors.items()}, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise StorageError(f"{path.name} ({needed:,} bytes) could not be written: {error}") from error
+    if path.stat().st_size < needed:
+        raise OSError(errno.ENOSPC, "file is shorter than its tensors", str(path))

@@ -1,0 +1,241 @@
+"""The ``cyberslm`` command: verbs, and what people see of errors.
+
+Each verb imports what it runs when it runs, so that help needs no torch. Expected failures are one ``error: ...`` line
+with the fix on stderr; ``--debug`` shows the traceback. Exit codes: 0 done, 1 failed, 2 wrong usage or configuration,
+130 and 143 stopped by Ctrl-C and SIGTERM after saving.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cyberslm.errors import CyberSLMError, GenerationError, StorageError
+
+app = typer.Typer(
+    help="Build a small language model from your own text: offline, exact, traceable.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(help="Work on training data.", no_args_is_help=True, rich_markup_mode=None)
+tokenizer_app = typer.Typer(help="Work on tokenizers.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data_app, name="data")
+app.add_typer(tokenizer_app, name="tokenizer")
+
+Config = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="The run's configuration.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[key=value]...", help="Settings that replace the file's.")
+]
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, or a run folder.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Options of every verb."""
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"cyberslm {installed('cyberslm')}")
+        raise typer.Exit
+    if debug:
+        os.environ["CYBERSLM_DEBUG"] = "1"
+
+
+@app.command(no_args_is_help=True)
+def init(
+    text: Annotated[Path, typer.Argument(metavar="TEXT", help="A folder or file of your own text.")],
+    out: Annotated[Path, typer.Option(help="The YAML file to write.")] = Path("cyberslm.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Write a commented YAML for a folder of text, with sizes that suit it."""
+    from cyberslm.files import write_text
+    from cyberslm.recipes.starter import starter
+
+    if out.exists() and not force:
+        raise StorageError(f"{out} exists: name another file with --out, or replace it with --force")
+    write_text(out, starter(text, out=out))
+    typer.echo(f"wrote {out}\nnext:  cyberslm check {out}")
+
+
+@app.command(no_args_is_help=True)
+def check(config: Config, overrides: Overrides = None) -> None:
+    """Show what a run would do, without training: settings, sizes, steps, the first batch as text.
+
+    Data are prepared if they aren't yet.
+    """
+    from cyberslm.recipes.check import check as lines
+    from cyberslm.recipes.config import load_run
+
+    for line in lines(load_run(config, overrides or ()), _say):
+        typer.echo(line)
+
+
+@app.command(no_args_is_help=True)
+def train(
+    config: Config,
+    overrides: Overrides = None,
+    stop_at: Annotated[int | None, typer.Option(help="End this call after that step; run again to go on.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train a model: prepares the data if needed, resumes by itself, writes RUN/final."""
+    from cyberslm.recipes.config import load_run
+    from cyberslm.recipes.train import run_training
+
+    outcome = run_training(load_run(config, overrides or ()), stop_at=stop_at, quiet=quiet)
+    if outcome.signal_number is not None and outcome.final is None:
+        raise typer.Exit(128 + outcome.signal_number)
+
+
+@app.command(no_args_is_help=True)
+def generate(
+    model: Model,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="Text to continue; repeat for several; - reads stdin.")
+    ] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="A UTF-8 file whose whole text is the prompt.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Most new tokens; default 256 or what fits.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy; higher is more varied.")] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Draw from the k most likely tokens; 0 = all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw from the most likely tokens that reach this probability.")] = 0.95,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
+    stream: Annotated[
+        bool | None, typer.Option("--stream/--no-stream", help="Show text as it is made; default on a terminal.")
+    ] = None,
+    as_json: AsJson = False,
+    device: Device = "auto",
+) -> None:
+    """Continue a prompt. The prompt is printed too; --json gives one object per prompt."""
+    prompts = _prompts(prompt, prompt_file)
+    from cyberslm.decoding.sampling import SamplingParams
+    from cyberslm.recipes.use import load
+
+    params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    engine = load(model, device=device)
+    streaming = sys.stdout.isatty() if stream is None else stream
+    if streaming and len(prompts) == 1 and not as_json:
+        _write(prompts[0])
+        for event in engine.stream(prompts, params):
+            _write(event.text)
+        _write("\n")
+        return
+    for made in engine.generate(prompts, params):
+        if as_json:
+            record = {"prompt": made.prompt, "text": made.text, "finish_reason": made.finish_reason, "ids": made.ids}
+            _write(json.dumps(record, ensure_ascii=False) + "\n")
+        else:
+            _write(made.prompt + made.text + "\n")
+
+
+@app.command("eval", no_args_is_help=True)
+def evaluate(
+    model: Model,
+    data: Annotated[Path | None, typer.Option(help="Prepared data to score on; default: the run's own.")] = None,
+    as_json: AsJson = False,
+    device: Device = "auto",
+) -> None:
+    """Bits per byte on held-out text, beside a unigram model and compressors on the same bytes."""
+    from cyberslm.recipes.evaluate import evaluate as score
+
+    found = score(model, data=data, device=device)
+    rows = [(yardstick.name, yardstick.bits_per_byte) for yardstick in found.yardsticks]
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {
+                    "model": str(found.model),
+                    "data": str(found.data),
+                    "documents": found.documents,
+                    "bytes": found.text_bytes,
+                    "loss": found.score.loss,
+                    "perplexity": found.score.perplexity,
+                    "bits_per_byte": found.score.bits_per_byte,
+                    "yardsticks": dict(rows),
+                }
+            )
+        )
+        return
+    typer.echo(f"held-out text: {found.documents:,} documents, {found.text_bytes:,} bytes")
+    typer.echo(f"{'':24}bits per byte")
+    for name, bits in (*sorted(rows, key=lambda row: -row[1]), ("this model", found.score.bits_per_byte)):
+        typer.echo(f"{name:24}{bits:13.4f}")
+    typer.echo(f"loss {found.score.loss:.4f} nats per token, perplexity {found.score.perplexity:,.2f}")
+
+
+@data_app.command("prepare", no_args_is_help=True)
+def data_prepare(config: Config, overrides: Overrides = None) -> None:
+    """Read the sources, split, tokenize and write token shards; nothing is done when they are up to date."""
+    from cyberslm.recipes.config import load_run
+    from cyberslm.recipes.data import describe, ensure_prepared
+
+    prepared = ensure_prepared(load_run(config, overrides or ()).value, _say)
+    for line in describe(prepared):
+        typer.echo(line)
+    typer.echo(f"prepared: {prepared.folder}")
+
+
+@tokenizer_app.command("train", no_args_is_help=True)
+def tokenizer_train(
+    config: Config,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write; default OUT_DIR/tokenizer.")] = None,
+) -> None:
+    """Train a tokenizer on the training split and write it to a folder that tokenizer.path can name."""
+    from cyberslm.recipes.config import load_run
+    from cyberslm.recipes.data import write_tokenizer
+
+    folder = write_tokenizer(load_run(config, overrides or ()).value, out, _say)
+    typer.echo(f"tokenizer: {folder}\nuse it with:  tokenizer.path={folder}")
+
+
+def run() -> None:
+    """Run the command line and leave with its exit code."""
+    try:
+        app()
+    except CyberSLMError as error:
+        if os.environ.get("CYBERSLM_DEBUG"):
+            raise
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # Nobody reads any more: stop quietly, and keep Python from complaining when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except MemoryError:
+        typer.echo("error: out of memory: lower train.micro_batch_size or model.max_seq_len", err=True)
+        sys.exit(1)
+
+
+def _prompts(given: list[str] | None, file: Path | None) -> list[str]:
+    if bool(given) == (file is not None):
+        raise GenerationError("give a prompt: --prompt TEXT (repeatable), --prompt - for stdin, or --prompt-file FILE")
+    try:
+        if file is not None:
+            return [file.read_text(encoding="utf-8")]
+        return [sys.stdin.buffer.read().decode("utf-8") if text == "-" else text for text in given or ()]
+    except OSError as error:
+        raise GenerationError(f"--prompt-file {file} can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise GenerationError(f"the prompt is not UTF-8 text: {error}") from error
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _write(text: str) -> None:
+    """Text as UTF-8 whatever the locale."""
+    sys.stdout.buffer.write(text.encode("utf-8", "replace"))
+    sys.stdout.buffer.flush()

@@ -1,0 +1,260 @@
+"""Sources -> a folder of token shards that appears whole or not at all, can be traced to its files, and is reused.
+
+    PREPARED/  train-00000.tokens ...  validation-00000.tokens ...  tokenizer/  inputs.jsonl  manifest.json
+
+The documents are read in a fixed order: once for the tokenizer where one is trained (training documents only) and once
+to write tokens. ``data_sha256`` covers the shards alone, so equal text, settings and tokenizer give equal values in any
+folder, at any time, on any machine. Documents are tokenized in batches: memory is bounded by a batch and by the longest
+document. ``inputs.jsonl`` lists each file that was read, with the hash of its bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cyberslm.data.config import DataConfig
+from cyberslm.data.corpus import Corpus, Piece, Progress, Split
+from cyberslm.data.inputs import find_inputs, inspect, printable
+from cyberslm.data.shards import MIN_TOKENS, PREPARE_AGAIN, SUFFIX, ShardWriter, TokenStore
+from cyberslm.data.sources import Counts
+from cyberslm.errors import DataError, IntegrityError, StorageError
+from cyberslm.files import publish, read_manifest, sha256_file
+from cyberslm.text.tokenizer import Tokenizer, load_tokenizer
+
+FORMAT = "cyberslm-prepared-data/1"
+INPUTS_FILE = "inputs.jsonl"
+TOKENIZER_FOLDER = "tokenizer"
+MANIFEST_KEYS = frozenset(
+    {"format", "settings", "tokenizer_settings", "tokenizer_sha256", "sources", "data_sha256", "files"}
+)
+OWN_NAMES = re.compile(r"(train|validation)-\d{5,}\.tokens|tokenizer|inputs\.jsonl|manifest\.json")
+SPLITS: tuple[Split, ...] = ("train", "validation")
+BATCH_CHARACTERS = 1 << 22
+BATCH_DOCUMENTS = 4096
+
+Texts = Callable[[], Iterator[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Token shards opened for reading; ``validation`` is None when nothing was held out."""
+
+    folder: Path
+    tokenizer: Tokenizer
+    train: TokenStore
+    validation: TokenStore | None
+    manifest: Mapping[str, Any]
+
+    @property
+    def data_sha256(self) -> str:
+        return str(self.manifest["data_sha256"])
+
+
+def prepare(
+    config: DataConfig,
+    tokenizer_for: Callable[[Texts], Tokenizer],
+    target: Path,
+    *,
+    tokenizer_settings: Mapping[str, object],
+    progress: Progress | None = None,
+) -> Prepared:
+    """Read the sources, tokenize them and publish ``target``, replacing earlier prepared data there.
+
+    ``tokenizer_for`` gets a function that starts a pass over the training texts, and may call it any number of times.
+    ``tokenizer_settings`` (JSON values) are kept for ``stale``. Raises DataError for text that can't be used, and
+    StorageError when ``target`` can't be written or holds anything else.
+    """
+    _refuse_foreign(target)
+    corpus = Corpus(config, progress or _silent)
+    tokenizer = tokenizer_for(corpus.training_texts)
+
+    def fill(staging: Path) -> Mapping[str, object]:
+        counts = _write_shards(corpus, tokenizer, staging)
+        tokenizer.save(staging / TOKENIZER_FOLDER)
+        with (staging / INPUTS_FILE).open("w", encoding="utf-8", newline="\n") as stream:
+            stream.writelines(json.dumps(facts) + "\n" for facts in corpus.file_facts())
+        return {
+            "format": FORMAT,
+            "settings": config.shaping(),
+            "tokenizer_settings": dict(tokenizer_settings),
+            "tokenizer_sha256": tokenizer.sha256,
+            "sources": {key: each.summary() for key, each in counts.items()},
+            "data_sha256": _data_sha256({path.name: sha256_file(path) for path in staging.glob(f"*{SUFFIX}")}),
+        }
+
+    publish(target, fill, replace=target.exists())
+    return open_prepared(target)
+
+
+def training_texts(config: DataConfig, progress: Progress | None = None) -> Texts:
+    """A function that starts a pass over the training texts, for making a tokenizer alone. Raises DataError."""
+    return Corpus(config, progress or _silent).training_texts
+
+
+def open_prepared(folder: Path) -> Prepared:
+    """Open prepared data without hashing it; raises IntegrityError when a part is missing, damaged or foreign."""
+    manifest: Mapping[str, Any] = read_manifest(folder)
+    _check_listed(folder, manifest)
+    tokenizer = load_tokenizer(folder / TOKENIZER_FOLDER)
+    if tokenizer.sha256 != manifest["tokenizer_sha256"]:
+        raise IntegrityError(f"{folder / TOKENIZER_FOLDER} is not the tokenizer of these shards; {PREPARE_AGAIN}")
+    stores = {
+        split: TokenStore.open(folder, split, tokenizer_sha256=tokenizer.sha256, vocab_size=tokenizer.vocab_size)
+        for split in SPLITS
+        if any(name.startswith(f"{split}-") for name in manifest["files"])
+    }
+    if "train" not in stores:
+        raise IntegrityError(f"{folder} lists no training shard; {PREPARE_AGAIN}")
+    return Prepared(
+        folder=folder,
+        tokenizer=tokenizer,
+        train=stores["train"],
+        validation=stores.get("validation"),
+        manifest=manifest,
+    )
+
+
+def stale(folder: Path, config: DataConfig, tokenizer_settings: Mapping[str, object]) -> str | None:
+    """Why ``folder`` can't serve ``config``, or None if it can.
+
+    A source file is hashed only when its time of change differs and its size doesn't. With no sources set, prepared
+    data are taken as they are: a machine that trains need not hold the text.
+    """
+    if not folder.exists():
+        return f"{folder} does not exist yet"
+    try:
+        manifest: Mapping[str, Any] = read_manifest(folder)
+        _check_listed(folder, manifest)
+    except IntegrityError as error:
+        return str(error)
+    if not config.sources:
+        return None
+    return _changed_setting(manifest, config, tokenizer_settings) or _changed_file(folder, config)
+
+
+def _silent(_stage: str, _done: int, _total: int) -> None:
+    return None
+
+
+def _write_shards(corpus: Corpus, tokenizer: Tokenizer, folder: Path) -> dict[str, Counts]:
+    counts = corpus.new_counts()
+    threads = corpus.config.threads or _available_cpus()
+    with ExitStack() as stack:
+        writers = {
+            split: stack.enter_context(
+                ShardWriter(
+                    folder,
+                    split,
+                    vocab_size=tokenizer.vocab_size,
+                    tokenizer_sha256=tokenizer.sha256,
+                    shard_tokens=corpus.config.shard_tokens,
+                )
+            )
+            for split in SPLITS
+        }
+        for batch in _batches(corpus.pieces(counts, "tokens")):
+            encoded = tokenizer.encode_documents([piece.text for piece in batch], num_threads=threads)
+            for piece, ids in zip(batch, encoded, strict=True):
+                writers[piece.split].add(ids, text_bytes=piece.text_bytes)
+                counts[piece.key].tokens += ids.size
+    corpus.check(counts)
+    for split, writer in writers.items():
+        if writer.num_documents and writer.num_tokens < MIN_TOKENS:
+            raise DataError(f"the {split} split has {writer.num_tokens} tokens; the smallest usable is {MIN_TOKENS}")
+    return counts
+
+
+def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+    batch: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece.text)
+        if size >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _available_cpus() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def _data_sha256(shard_hashes: Mapping[str, str]) -> str:
+    lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(shard_hashes.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _check_listed(folder: Path, manifest: Mapping[str, Any]) -> None:
+    if manifest.get("format") != FORMAT:
+        raise IntegrityError(f"{folder} holds {manifest.get('format')!r}, not {FORMAT!r}; {PREPARE_AGAIN}")
+    if absent := MANIFEST_KEYS - manifest.keys():
+        raise IntegrityError(f"{folder}: its manifest lacks {', '.join(sorted(absent))}; {PREPARE_AGAIN}")
+    listed = manifest["files"]
+    shards = {name: entry["sha256"] for name, entry in listed.items() if name.endswith(SUFFIX)}
+    if _data_sha256(shards) != manifest["data_sha256"]:
+        raise IntegrityError(f"{folder}: data_sha256 does not belong to the listed shards; {PREPARE_AGAIN}")
+    for name, entry in listed.items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != entry["size"]:
+            raise IntegrityError(f"{path} is missing or has not the size in its manifest; {PREPARE_AGAIN}")
+
+
+def _changed_setting(
+    manifest: Mapping[str, Any], config: DataConfig, tokenizer_settings: Mapping[str, object]
+) -> str | None:
+    before = _dotted(manifest["settings"], manifest["tokenizer_settings"])
+    now = _dotted(config.shaping(), tokenizer_settings)
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
+            return f"{name} was {before.get(name)!r} and is now {now.get(name)!r}"
+    return None
+
+
+def _dotted(data: Mapping[str, object], tokenizer: Mapping[str, object]) -> dict[str, object]:
+    return {f"data.{key}": value for key, value in data.items()} | {
+        f"tokenizer.{key}": value for key, value in tokenizer.items()
+    }
+
+
+def _changed_file(folder: Path, config: DataConfig) -> str | None:
+    try:
+        lines = (folder / INPUTS_FILE).read_text(encoding="utf-8").splitlines()
+        before = {(facts["source"], facts["path"]): facts for facts in map(json.loads, lines)}
+    except (OSError, ValueError, TypeError, KeyError):
+        return f"{folder / INPUTS_FILE} is damaged"
+    try:
+        found = find_inputs(config.validation, key="data.validation").files
+        found += find_inputs(config.sources, key="data.sources").files
+        for file in found:
+            facts = before.pop((file.key, file.name), None)
+            if facts is None:
+                return f"{printable(file.path)} is new"
+            touched = file.mtime_ns != facts["mtime_ns"]
+            if file.size != facts["size"] or (touched and inspect(file).sha256 != facts["sha256"]):
+                return f"{printable(file.path)} has changed"
+    except DataError as error:
+        return str(error)
+    return next((f"{path} of {source} is gone" for source, path in before), None)
+
+
+def _refuse_foreign(target: Path) -> None:
+    """Replacing a folder deletes what it holds, so it must hold nothing but prepared data."""
+    if not target.exists():
+        return
+    names = [entry.name for entry in target.iterdir()] if target.is_dir() else [target.name]
+    foreign = next((name for name in sorted(names) if not OWN_NAMES.fullmatch(name)), None)
+    if foreign is not None:
+        raise StorageError(
+            f"data.prepared: {target} holds {foreign!r}, which is not prepared data; name another folder"
+        )

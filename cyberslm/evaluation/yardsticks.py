@@ -1,0 +1,79 @@
+"""Honest yardsticks for bits per byte, computed on the very bytes that the model is scored on.
+
+A compressor is a language model: its output size over the input size is a number of bits per byte (Deletang et al. 2023,
+https://arxiv.org/abs/2309.10668). A model that has learned anything beyond repeated strings and word frequencies must
+beat all of these:
+
+- ``gzip``: DEFLATE at its best level on the held-out bytes alone.
+- ``xz after training text``: what LZMA needs for the held-out bytes when it has just seen the end of the training text,
+  as the model has; the text is limited to what fits its window here.
+- ``unigram``: the frequencies of the tokenizer's own tokens in the training split, add-one smoothed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from cyberslm.data.loader import IGNORE, RowLoader
+from cyberslm.data.shards import TokenStore
+from cyberslm.text.tokenizer import Tokenizer
+
+WINDOW = 64 << 20
+CHUNK = 1 << 22
+
+
+class Yardstick(NamedTuple):
+    name: str
+    bits_per_byte: float
+
+
+def yardsticks(train: TokenStore, held_out: RowLoader, tokenizer: Tokenizer) -> list[Yardstick]:
+    """Every yardstick for the held-out split; its targets and bytes are those that a model is scored on."""
+    text = _text(held_out.store, tokenizer, held_out.store.num_tokens)
+    before = _text(train, tokenizer, train.num_tokens, limit=WINDOW)
+    return [
+        Yardstick("unigram", unigram_bits(train, held_out, tokenizer) / max(1, len(text))),
+        Yardstick("gzip", 8 * len(gzip.compress(text, 9)) / max(1, len(text))),
+        Yardstick("xz after training text", 8 * (_xz(before + text) - _xz(before)) / max(1, len(text))),
+    ]
+
+
+def unigram_bits(train: TokenStore, held_out: RowLoader, tokenizer: Tokenizer) -> float:
+    """Bits that the smoothed token frequencies of ``train`` need for all targets of ``held_out``."""
+    counts = np.ones(tokenizer.vocab_size)
+    for ids in _chunks(train, 0, train.num_tokens):
+        counts += np.bincount(ids, minlength=tokenizer.vocab_size)
+    if tokenizer.add_bos:
+        counts[tokenizer.bos_id] = 0.0  # never a target
+    counts[[tokenizer.pad_id, tokenizer.unk_id]] = 0.0
+    with np.errstate(divide="ignore"):
+        bits = -np.log2(counts / counts.sum())
+    total = 0.0
+    for batch in held_out.sequential(256):
+        targets = batch.targets[batch.targets != IGNORE].numpy()
+        total += float(bits[targets].sum())
+    return total if math.isfinite(total) else math.inf
+
+
+def _text(store: TokenStore, tokenizer: Tokenizer, stop: int, *, limit: int | None = None) -> bytes:
+    """The documents' bytes up to token ``stop``, one after another; at most the last ``limit`` of them."""
+    table = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
+    start = 0 if limit is None else max(0, stop - limit)
+    text = b"".join(b"".join(map(table.__getitem__, ids.tolist())) for ids in _chunks(store, start, stop))
+    return text if limit is None else text[-limit:]
+
+
+def _chunks(store: TokenStore, start: int, stop: int) -> Iterator[np.ndarray]:
+    for first in range(start, stop, CHUNK):
+        yield store.slice(first, min(first + CHUNK, stop))
+
+
+def _xz(data: bytes) -> int:
+    chain = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": max(1 << 20, 2 * WINDOW)}]
+    return len(lzma.compress(data, format=lzma.FORMAT_XZ, filters=chain))

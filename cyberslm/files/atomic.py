@@ -1,0 +1,146 @@
+"""Single files, locks and what the file system says: temp name, write, sync, rename, sync the folder.
+
+The order is the point: content reaches the disk before the name does, and the folder is synced last, so that a crash at
+any moment leaves the old file or the new one. See fsync(2) and rename(2).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cyberslm.errors import ConfigError, StorageError
+
+TEMPORARY = re.compile(r"\.cyberslm-[0-9a-f]{16}\.tmp")
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Write one file, replacing what was there. The mode is what the umask gives a new file.
+
+    A symbolic link stays and the file it points to is replaced. The folder must exist, and anything but a regular file
+    is left alone. Raises ``StorageError``.
+    """
+    with storage_errors(Path(path)):
+        real = Path(os.path.realpath(path))
+        if real.exists() and not real.is_file():
+            raise StorageError(f"cannot write {path}: it is not a regular file")
+        temporary = real.with_name(f".cyberslm-{secrets.token_hex(8)}.tmp")
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            with os.fdopen(descriptor, "wb") as stream:
+                try_lock(descriptor)
+                stream.write(data)
+                stream.flush()
+                os.fsync(descriptor)
+                temporary.replace(real)
+            sync(real.parent)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """``write_bytes`` of UTF-8, line ends as given."""
+    write_bytes(path, text.encode())
+
+
+def sha256_file(path: str | Path) -> str:
+    """Hexadecimal SHA-256 of a file's bytes."""
+    with Path(path).open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextmanager
+def lock(folder: str | Path) -> Iterator[None]:
+    """Hold a folder for this process. Raises ``StorageError`` when another holds it; a killed holder's lock is free."""
+    path = Path(folder) / ".lock"
+    with storage_errors(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    with os.fdopen(descriptor, "r+b", buffering=0) as stream:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = stream.read(20).decode(errors="replace").strip()
+            who = f"process {holder}" if holder.isdigit() else "another process"
+            raise StorageError(f"{folder} is in use by {who}; wait for it or choose another folder") from None
+        except OSError as error:
+            raise StorageError(f"{folder} cannot be locked: {error.strerror}") from error
+        try:
+            with storage_errors(path):
+                stream.truncate(0)
+                stream.write(f"{os.getpid()}\n".encode())
+            yield
+        finally:
+            stream.truncate(0)
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def require_space(folder: str | Path, needed: int, *, what: str) -> None:
+    """Raise ``ConfigError`` when the file system of ``folder`` has under ``needed`` bytes; it need not exist yet."""
+    with storage_errors(Path(folder)):
+        free = _free_bytes(Path(folder))
+    if free < needed:
+        raise ConfigError(
+            f"{what} needs {needed:,} bytes, but {folder} has {free:,} bytes free; free some or choose another folder"
+        )
+
+
+def _free_bytes(path: Path) -> int:
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Say what could not be written, the file elsewhere that stood in the way, and the free bytes when that is why."""
+    try:
+        yield
+    except OSError as error:
+        message = f"cannot write {path}: {error.strerror or error}"
+        if isinstance(error.filename, str) and Path(error.filename).parent != path.parent:
+            message += f" ({error.filename})"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            message += f"; {_free_bytes(path):,} bytes are free, so free some or choose another folder"
+        raise StorageError(message) from error
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's or a folder's content is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def try_lock(descriptor: int) -> bool:
+    """False when a live process holds it. Where the file system has no locks, nobody can be seen to hold any."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def is_live(path: Path) -> bool:
+    """Whether a process holds the lock of a file or folder being written, or has just finished with it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return True
+    try:
+        return not try_lock(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,188 @@
+"""Whole folders: filled under ``.NAME.partial``, sealed with a manifest, renamed into place.
+
+A replacement takes two renames: the old folder goes to ``.NAME.old``, the new one gets the name. Between the two, and
+only there, the name is missing and ``sweep`` (or the next ``publish``) puts the old folder back. A ``.old`` is always
+whole, because a folder is renamed to a ``.partial`` before it is deleted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cyberslm.errors import StorageError
+from cyberslm.files.atomic import TEMPORARY, is_live, sha256_file, storage_errors, sync, try_lock
+from cyberslm.files.manifest import MANIFEST, seal
+
+
+def publish(
+    target: str | Path, fill: Callable[[Path], Mapping[str, object]], *, replace: bool = False
+) -> dict[str, Any]:
+    """Make a folder appear complete; returns its manifest.
+
+    ``fill`` gets an empty folder beside the target, writes files and sub-folders into it and returns the fields of the
+    manifest besides ``files`` and ``self``. On any error or interrupt what it wrote is removed and an existing target
+    is as before. With ``replace`` an existing CyberSLM folder is swapped for the new one; without, only an empty folder
+    may stand in the way. Missing parents are made. Raises ``StorageError``.
+    """
+    target = Path(target).absolute()
+    with storage_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _tidy(target)
+        _refuse(target, replace=replace)
+        with _stage(target) as (staging, mode):
+            fields = fill(staging)
+            manifest, data = seal(fields, _settle_files(staging, mode))
+            (staging / MANIFEST).write_bytes(data)
+            sync(staging / MANIFEST)
+            sync(staging)
+            _refuse(target, replace=replace)
+            if _is_published(target):
+                target.rename(_aside(target))
+            staging.rename(target)
+            sync(target.parent)
+    return manifest
+
+
+def remove(target: str | Path) -> None:
+    """Delete a published folder: its name disappears in one step, so that no half of it is ever seen under it.
+
+    Raises ``StorageError``, also for a folder without a manifest, which is not ours to delete.
+    """
+    target = Path(target).absolute()
+    with storage_errors(target):
+        if not _is_published(target):
+            raise StorageError(f"{target} is not a CyberSLM folder and was not deleted")
+        _delete(target, _staging(_aside(target)))
+
+
+def sweep(parent: str | Path) -> list[Path]:
+    """Clear what killed processes left directly in ``parent``; returns the paths removed or put back.
+
+    A folder set aside whose target is missing is put back under its name. What a live process is writing stays.
+    """
+    parent = Path(parent)
+    if not parent.is_dir():
+        return []
+    swept = []
+    with storage_errors(parent):
+        for path in sorted(parent.iterdir()):
+            match = re.fullmatch(r"\.(.+)\.(?:partial|old)", path.name)
+            if match and _sweep_folder(path, path.with_name(match[1])):
+                swept.append(path)
+            elif TEMPORARY.fullmatch(path.name) and path.is_file() and not path.is_symlink() and not is_live(path):
+                path.unlink()
+                swept.append(path)
+        if swept:
+            sync(parent)
+    return swept
+
+
+def _staging(target: Path) -> Path:
+    return target.with_name(f".{target.name}.partial")
+
+
+def _aside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.old")
+
+
+def _tidy(target: Path) -> None:
+    """Clear or put back what an earlier, killed publish of this target left."""
+    staging, aside = _staging(target), _aside(target)
+    _sweep_folder(_staging(aside), aside)
+    _sweep_folder(aside, target)
+    if staging.exists() and not _sweep_folder(staging, target):
+        raise StorageError(f"{target} is being written by another process; wait for it or choose another name")
+
+
+def _is_published(folder: Path) -> bool:
+    """Whether a folder was made here, damaged since or not, so that it may be replaced or deleted."""
+    return folder.is_dir() and not folder.is_symlink() and (folder / MANIFEST).exists()
+
+
+def _refuse(target: Path, *, replace: bool) -> None:
+    if not target.exists() and not target.is_symlink():
+        return
+    if _is_published(target):
+        if not replace:
+            raise StorageError(f"{target} exists already; remove it or choose another name")
+    elif target.is_symlink() or not target.is_dir() or any(target.iterdir()):
+        raise StorageError(f"{target} exists and is not a CyberSLM folder; move it away or choose another name")
+
+
+@contextmanager
+def _stage(target: Path) -> Iterator[tuple[Path, int]]:
+    """An empty, locked staging folder and the mode that the umask gave it; afterwards it and any folder aside are gone.
+
+    When the body fails or is interrupted between its renames, the target that it set aside is put back.
+    """
+    staging, aside = _staging(target), _aside(target)
+    staging.mkdir()
+    try:
+        descriptor = os.open(staging, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            try_lock(descriptor)
+            yield staging, stat.S_IMODE(os.fstat(descriptor).st_mode)
+        finally:
+            os.close(descriptor)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    finally:
+        if aside.exists():
+            _settle_aside(aside, target)
+
+
+def _settle_files(staging: Path, mode: int) -> dict[str, dict[str, object]]:
+    """Give all files and sub-folders the umask's mode, sync them, and list name -> SHA-256 and size in bytes."""
+    listed: dict[str, dict[str, object]] = {}
+    folders = []
+    for path in sorted(staging.rglob("*")):
+        name = path.relative_to(staging).as_posix()
+        if path.is_dir() and not path.is_symlink():
+            path.chmod(mode)
+            folders.append(path)
+            continue
+        if path.is_symlink() or not path.is_file() or name == MANIFEST:
+            raise StorageError(f"cannot publish {name}: a folder holds plain files, and its {MANIFEST} is written last")
+        path.chmod(mode & 0o666)
+        sync(path)
+        listed[name] = {"sha256": sha256_file(path), "size": path.stat().st_size}
+    for folder in reversed(folders):
+        sync(folder)
+    return listed
+
+
+def _settle_aside(aside: Path, target: Path) -> None:
+    """Put a folder set aside back when its target is missing, else delete it."""
+    if target.exists():
+        _delete(aside, _staging(aside))
+    else:
+        aside.rename(target)
+
+
+def _delete(folder: Path, doomed: Path) -> None:
+    shutil.rmtree(doomed, ignore_errors=True)
+    folder.rename(doomed)
+    sync(folder.parent)
+    shutil.rmtree(doomed)
+
+
+def _sweep_folder(path: Path, target: Path) -> bool:
+    """Settle an ``.old`` or remove a ``.partial``, unless a live process is publishing that target."""
+    staging = _staging(target)
+    if not path.is_dir() or path.is_symlink() or (staging.is_dir() and is_live(staging)):
+        return False
+    if path == staging:
+        shutil.rmtree(path)
+    elif _is_published(path):
+        _settle_aside(path, target)
+    else:
+        return False
+    return True

@@ -1,0 +1,61 @@
+"""What a run would do, without training: sizes, steps, and the first batch as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from cyberslm.config import Loaded, dump
+from cyberslm.data.loader import IGNORE, Batch, RowLoader
+from cyberslm.recipes.config import TrainRun
+from cyberslm.recipes.data import Say, describe, ensure_prepared, fit_model
+from cyberslm.recipes.train import header
+from cyberslm.recipes.use import pick_device
+from cyberslm.text.tokenizer import Tokenizer
+
+SHOWN_ROWS = 2
+SHOWN_TOKENS = 96
+
+
+def check(loaded: Loaded[TrainRun], say: Say) -> Iterator[str]:
+    """Lines for people: the resolved configuration, sizes, and what the first batch looks like. Data are prepared."""
+    run = loaded.value
+    device = pick_device(run.device)
+    prepared = ensure_prepared(run, say)
+    tokenizer = prepared.tokenizer
+    run = replace(run, model=fit_model(run.model, tokenizer, vocab_given="model.vocab_size" in loaded.given))
+    loader = RowLoader(
+        prepared.train,
+        seq_len=run.model.max_seq_len,
+        batch_rows=run.train.global_batch_size,
+        seed=run.seed,
+        pad_id=tokenizer.pad_id,
+        bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
+    )
+    yield "# resolved configuration"
+    yield dump(run).rstrip()
+    yield ""
+    yield from describe(prepared)
+    yield from header(run, loader, device)
+    targets = prepared.train.num_tokens - 1
+    yield f"tokens: {run.train.global_batch_size * run.model.max_seq_len:,} per step, {targets:,} per epoch"
+    yield ""
+    yield from _show(loader.batch(0), tokenizer)
+
+
+def _show(batch: Batch, tokenizer: Tokenizer) -> Iterator[str]:
+    """The first rows as text, tokens apart by |, targets that aren't learned in brackets."""
+    trained = int((batch.targets != IGNORE).sum())
+    yield f"first batch: {batch.targets.shape[0]} rows, {trained:,} trained tokens; | between tokens, [] not trained"
+    for row in range(min(SHOWN_ROWS, batch.targets.shape[0])):
+        shown = []
+        for token, target in zip(batch.input_ids[row, 1:].tolist(), batch.targets[row].tolist(), strict=False):
+            text = _spell(token, tokenizer)
+            shown.append(text if target != IGNORE else f"[{text}]")
+        yield f"row {row}: " + "|".join(shown[:SHOWN_TOKENS]) + (" ..." if len(shown) > SHOWN_TOKENS else "")
+
+
+def _spell(token: int, tokenizer: Tokenizer) -> str:
+    if token in tokenizer.control_ids:
+        return tokenizer.piece(token)
+    return tokenizer.token_bytes(token).decode("utf-8", "backslashreplace").encode("unicode_escape").decode("ascii")

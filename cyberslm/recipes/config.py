@@ -1,0 +1,146 @@
+"""`TrainRun`: the whole configuration of a training run, one section a consumer. Only recipes see all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from cyberslm.config import Loaded, PathStr, load
+from cyberslm.data.config import DataConfig
+from cyberslm.errors import ConfigError
+from cyberslm.model.config import CyberSLMConfig
+from cyberslm.text.train import TokenizerConfig
+from cyberslm.training.optim import OptimizerConfig
+from cyberslm.training.schedule import SchedulerConfig
+from cyberslm.training.trainer import TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """Validation during training."""
+
+    interval: int = 250
+    """Steps between validations; every checkpoint is validated too."""
+
+    max_batches: int = 0
+    """Batches of micro_batch_size rows per validation, spread evenly over the split; 0 = the whole split."""
+
+    sample_prompts: tuple[str, ...] = ()
+    """Prompts continued at every validation, shown and kept in samples.jsonl."""
+
+    sample_tokens: int = 48
+    """New tokens of each sample."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, interval=1, max_batches=0, sample_tokens=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """Step folders of the run."""
+
+    interval: int = 500
+    """Steps between checkpoints; there is one more at each best validation, at the end, on Ctrl-C and on SIGTERM."""
+
+    keep_last: int = 2
+    """Newest checkpoints to keep; the one with the best validation loss is kept besides."""
+
+    final: Literal["best", "last"] = "best"
+    """Which checkpoint becomes final/: the one with the best validation loss, or the last."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, interval=1, keep_last=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggingConfig:
+    """What is shown while training."""
+
+    interval: int = 10
+    """Steps between lines on the screen; metrics.jsonl always has every step."""
+
+    plots: bool = True
+    """Draw plots/loss.png at each checkpoint (needs the plots extra)."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, interval=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRun:
+    """One training run, from text to model folder."""
+
+    out_dir: PathStr
+    """Folder of the run: checkpoints, metrics, plots and final/."""
+
+    seed: int = 0
+    """Seed of the initial weights, the data order and dropout."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train; auto takes a GPU if there is one."""
+
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Arithmetic of the matrix products; weights and moments are always fp32. auto = bf16 where the processor has it."""
+
+    threads: int = 0
+    """CPU threads; 0 = all cores. Results are bit-identical only for the same number."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    model: CyberSLMConfig = field(default_factory=CyberSLMConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 1 << 62:
+            raise ConfigError(f"seed must be from 0 to 2^62 - 1, not {self.seed}")
+        if not 0 <= self.threads <= 4096:
+            raise ConfigError(f"threads must be from 0 to 4096, not {self.threads}")
+        if self.scheduler.warmup_steps >= self.train.max_steps:
+            raise ConfigError(
+                f"scheduler.warmup_steps {self.scheduler.warmup_steps} must be below train.max_steps"
+                f" {self.train.max_steps}"
+            )
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.out_dir)
+
+    @property
+    def prepared(self) -> Path:
+        return Path(self.data.prepared) if self.data.prepared else self.folder / "data"
+
+
+NOT_THE_RESULT = frozenset(
+    {"out_dir", "threads", "data.threads", "data.prepared", "data.sources", "data.validation", "tokenizer.path"}
+)
+"""Keys that may change between two starts of one run: they don't change its result, or are compared by content."""
+NOT_THE_RESULT_SECTIONS = ("eval.sample_", "checkpoint.", "logging.")
+
+
+def load_run(path: Path | str, overrides: Sequence[str] = ()) -> Loaded[TrainRun]:
+    """Read a run's YAML and overrides. A size of the vocabulary that is given once counts for tokenizer and model."""
+    loaded = load(path, TrainRun, overrides)
+    run = loaded.value
+    if "model.vocab_size" in loaded.given and "tokenizer.vocab_size" not in loaded.given:
+        run = replace(run, tokenizer=replace(run.tokenizer, vocab_size=run.model.vocab_size))
+    elif "model.vocab_size" not in loaded.given:
+        run = replace(run, model=replace(run.model, vocab_size=run.tokenizer.vocab_size))
+    if run.model.vocab_size < run.tokenizer.vocab_size:
+        raise ConfigError(
+            f"{path}: model.vocab_size {run.model.vocab_size} is below tokenizer.vocab_size"
+            f" {run.tokenizer.vocab_size}: give only one of them, or make the model's at least as large"
+        )
+    return replace(loaded, value=run)
+
+
+def _at_least(config: object, **limits: int) -> None:
+    for name, limit in limits.items():
+        if getattr(config, name) < limit:
+            raise ConfigError(f"{name} must be at least {limit}, not {getattr(config, name)}")

@@ -1,0 +1,136 @@
+"""Prepared data of a run: made if needed, reused if they still fit their sources and settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from cyberslm.data.inputs import find_inputs
+from cyberslm.data.prepare import Prepared, Texts, open_prepared, prepare, stale, training_texts
+from cyberslm.errors import ConfigError, IntegrityError
+from cyberslm.files import sha256_file
+from cyberslm.model.config import CyberSLMConfig
+from cyberslm.recipes.config import TrainRun
+from cyberslm.text.tokenizer import MODEL_FILE, SentencePieceTokenizer, Tokenizer
+from cyberslm.text.train import TokenizerConfig, train_tokenizer
+from cyberslm.training.trackers import short
+
+Say = Callable[[str], None]
+
+
+def tokenizer_settings(config: TokenizerConfig) -> dict[str, object]:
+    """What decides a tokenizer: the given file's hash and the rule for <bos>, or else all that training depends on."""
+    if config.path is None:
+        return {key: value for key, value in asdict(config).items() if key != "path"}
+    path = Path(config.path)
+    return {"sha256": sha256_file(path / MODEL_FILE if path.is_dir() else path), "add_bos": config.add_bos}
+
+
+def ensure_prepared(run: TrainRun, say: Say) -> Prepared:
+    """The run's shards and tokenizer, prepared now unless ``data.prepared`` (default ``out_dir/data``) is current."""
+    settings = tokenizer_settings(run.tokenizer)
+    folder = run.prepared
+    reason = stale(folder, run.data, settings)
+    if reason is None:
+        say(f"data: {folder} is up to date")
+        return open_prepared(folder)
+    say(f"data: preparing {folder} ({reason})")
+    return prepare(
+        run.data,
+        lambda texts: _tokenizer(run.tokenizer, texts, say),
+        folder,
+        tokenizer_settings=settings,
+        progress=_stages(say),
+    )
+
+
+def fit_model(config: CyberSLMConfig, tokenizer: Tokenizer, *, vocab_given: bool) -> CyberSLMConfig:
+    """The model's configuration with the tokenizer's control ids and, unless it was given, its vocabulary."""
+    size = config.vocab_size if vocab_given else tokenizer.vocab_size
+    if size < tokenizer.vocab_size:
+        raise ConfigError(
+            f"model.vocab_size {size} is below the tokenizer's {tokenizer.vocab_size}: leave it out or raise it"
+        )
+    return replace(
+        config,
+        vocab_size=size,
+        pad_token_id=tokenizer.pad_id,
+        bos_token_id=tokenizer.bos_id,
+        eos_token_id=tokenizer.eos_id,
+    )
+
+
+class TextCount(NamedTuple):
+    num_files: int
+    txt_files: int
+    num_bytes: int
+
+
+def count_text(source: Path) -> TextCount:
+    """How much readable text a file or folder holds."""
+    found = find_inputs([str(source)], key="TEXT").files
+    return TextCount(len(found), sum(not file.is_jsonl for file in found), sum(file.size for file in found))
+
+
+def write_tokenizer(run: TrainRun, folder: Path | None, say: Say) -> Path:
+    """Train the run's tokenizer alone and write it to ``folder`` (default ``out_dir/tokenizer``)."""
+    if run.tokenizer.path is not None:
+        raise ConfigError("tokenizer.path names a tokenizer already: leave it out to train one")
+    target = folder or run.folder / "tokenizer"
+    tokenizer = _tokenizer(run.tokenizer, training_texts(run.data, _stages(say)), say)
+    target.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(target)
+    return target
+
+
+def describe(prepared: Prepared) -> Iterator[str]:
+    """One line per source and split, for people."""
+    for name, counts in sorted(dict(prepared.manifest["sources"]).items()):
+        skipped = "".join(f", {number} {why}" for why, number in sorted(counts.get("skipped", {}).items()))
+        yield (
+            f"data: {name}: {counts['documents']:,} documents, {short(counts['bytes'])}B, {short(counts['tokens'])} tokens"
+            + (f"; skipped{skipped[1:]}" if skipped else "")
+        )
+    for name, store in (("train", prepared.train), ("validation", prepared.validation)):
+        if store is not None:
+            yield (
+                f"data: {name}: {store.num_documents:,} documents, {short(store.num_tokens)} tokens,"
+                f" {store.text_bytes / max(1, store.num_tokens):.2f} bytes per token"
+            )
+
+
+def _tokenizer(config: TokenizerConfig, texts: Texts, say: Say) -> Tokenizer:
+    if config.path is not None:
+        return SentencePieceTokenizer.from_file(config.path, add_bos=config.add_bos)
+    trained = train_tokenizer(texts(), config)
+    report = trained.report
+    dropped = f", {report.reserved} reserved characters" if report.reserved else ""
+    say(
+        f"tokenizer: {report.vocab_size:,} pieces from {short(report.bytes_used)}B of {short(report.bytes)}B in"
+        f" {report.documents:,} documents{dropped}, {report.bytes_per_token:.2f} bytes per token, {report.seconds:.1f} s"
+    )
+    return trained.tokenizer
+
+
+def _stages(say: Say) -> Callable[[str, int, int], None]:
+    """Name each stage once."""
+    seen: set[str] = set()
+    names = {"hash": "reading sources", "tokenizer": "training the tokenizer", "tokens": "writing token shards"}
+
+    def progress(stage: str, _done: int, total: int) -> None:
+        if stage not in seen:
+            seen.add(stage)
+            say(f"data: {names.get(stage, stage)} ({short(total)}B)")
+
+    return progress
+
+
+def check_same_data(prepared: Prepared, manifest: dict, folder: Path) -> None:
+    """A run goes on only with the tokens it began with."""
+    if manifest.get("data_sha256") != prepared.data_sha256:
+        raise IntegrityError(
+            f"{folder} was trained on other data (data_sha256 {str(manifest.get('data_sha256'))[:12]}...,"
+            f" now {prepared.data_sha256[:12]}...): restore the sources, or choose another out_dir"
+        )

@@ -1,0 +1,72 @@
+"""Score a model on held-out text and set the yardsticks beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cyberslm.config import load
+from cyberslm.data.loader import RowLoader
+from cyberslm.data.prepare import open_prepared
+from cyberslm.errors import ConfigError
+from cyberslm.evaluation.yardsticks import Yardstick, yardsticks
+from cyberslm.generation.engine import Engine
+from cyberslm.recipes.config import TrainRun
+from cyberslm.recipes.use import find_model, load as load_engine
+from cyberslm.training.loss import Score, measure
+
+ROWS = 8
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    model: Path
+    data: Path
+    score: Score
+    documents: int
+    text_bytes: int
+    yardsticks: list[Yardstick]
+
+
+def evaluate(path: Path, *, data: Path | None = None, device: str = "auto") -> Evaluation:
+    """Bits per byte of the model on the validation split of prepared data (default: those of its run), in fp32."""
+    folder = find_model(path)
+    prepared = open_prepared(data or _data_of(folder))
+    engine: Engine = load_engine(folder, device=device)
+    if engine.tokenizer.sha256 != prepared.tokenizer.sha256:
+        raise ConfigError(
+            f"{prepared.folder} was made with another tokenizer than {folder}: prepare the text with the model's"
+        )
+    if prepared.validation is None:
+        raise ConfigError(
+            f"{prepared.folder} has no validation split: prepare data with data.validation_fraction above 0"
+        )
+    tokenizer = prepared.tokenizer
+    loader = RowLoader(
+        prepared.validation,
+        seq_len=engine.model.max_seq_len,
+        batch_rows=ROWS,
+        seed=0,
+        pad_id=tokenizer.pad_id,
+        bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
+    )
+    bytes_per_id = torch.tensor([len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)])
+    score = measure(engine.model, loader.sequential(ROWS), bytes_per_id)
+    return Evaluation(
+        folder,
+        prepared.folder,
+        score,
+        prepared.validation.num_documents,
+        prepared.validation.text_bytes,
+        yardsticks(prepared.train, loader, tokenizer),
+    )
+
+
+def _data_of(model: Path) -> Path:
+    """The prepared data of the run that a model folder lies in."""
+    for run in (model.parent, model.parent.parent):
+        if (run / "config.yaml").is_file():
+            return load(run / "config.yaml", TrainRun).value.prepared
+    raise ConfigError(f"{model} does not lie in a run folder: name prepared data with --data")

@@ -1,0 +1,181 @@
+"""Where a run's numbers go: `metrics.jsonl` gets every record, the screen and `train.log` one line per interval.
+
+A record is a flat mapping with ``type`` ("train", "validation", "sample" ...) and ``step``. Screen: a progress bar on a
+terminal, plain lines elsewhere, no control characters off a terminal; a reader that goes away (``| head``) ends the
+lines, not the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+from tqdm import tqdm
+
+from cyberslm.errors import StorageError
+
+Record = Mapping[str, object]
+
+
+class MetricsFile:
+    """Append-only JSON lines. Opening it for a run that resumes at ``step`` drops what came after that step."""
+
+    def __init__(self, path: Path, *, step: int = 0) -> None:
+        self._path = path
+        kept = [line for record, line in _lines(path) if _step(record) <= step] if step else []
+        try:
+            path.write_text("".join(kept), encoding="utf-8")
+            self._file = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise StorageError(f"{path} can't be written: {error.strerror}") from error
+
+    def write(self, record: Record) -> None:
+        try:
+            self._file.write(json.dumps(_finite(record)) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise StorageError(f"{self._path} can't be written: {error.strerror}") from error
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+def read_metrics(path: Path) -> list[dict]:
+    """All whole records of a metrics file; a last line cut by a crash is left out."""
+    return [record for record, _ in _lines(path)]
+
+
+def _lines(path: Path) -> list[tuple[dict, str]]:
+    found = []
+    if path.exists():
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                with contextlib.suppress(ValueError):
+                    record = json.loads(line)
+                    if isinstance(record, dict) and line.endswith("\n"):
+                        found.append((record, line))
+    return found
+
+
+def _step(record: Record) -> int:
+    step = record.get("step")
+    return step if isinstance(step, int) else 0
+
+
+def _finite(record: Record) -> dict[str, object]:
+    """JSON has no NaN or infinity: such a number becomes its name."""
+    return {k: repr(v) if isinstance(v, float) and v - v != 0 else v for k, v in record.items()}
+
+
+class Screen:
+    """Lines for people, on ``stream`` and in ``log``; ``quiet`` keeps the log only."""
+
+    def __init__(self, log: Path | None = None, *, stream: IO[str] | None = None, quiet: bool = False) -> None:
+        self._stream = None if quiet else (sys.stderr if stream is None else stream)
+        self._bar: tqdm | None = None
+        self._log: IO[str] | None = None
+        if log is not None:
+            try:
+                self._log = log.open("a", encoding="utf-8")
+            except OSError as error:
+                raise StorageError(f"{log} can't be written: {error.strerror}") from error
+
+    def line(self, text: str) -> None:
+        if self._log is not None:
+            self._log.write(text + "\n")
+            self._log.flush()
+        if self._stream is None:
+            return
+        try:
+            if self._bar is not None:
+                self._bar.write(text, file=self._stream)
+            else:
+                self._stream.write(text + "\n")
+                self._stream.flush()
+        except (BrokenPipeError, ValueError):
+            self._stream = None
+
+    def start_bar(self, *, total: int, done: int, unit: str) -> None:
+        """A progress bar, on a terminal only."""
+        if self._stream is not None and self._stream.isatty():
+            self._bar = tqdm(total=total, initial=done, unit=unit, file=self._stream, dynamic_ncols=True, leave=False)
+
+    def advance(self, done: int) -> None:
+        if self._bar is not None:
+            self._bar.update(done - self._bar.n)
+
+    def stop_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def close(self) -> None:
+        self.stop_bar()
+        if self._log is not None:
+            self._log.close()
+
+
+class Meter:
+    """Turns train records into one line per interval: mean loss and rate since the last line, time to go."""
+
+    def __init__(self, *, total_steps: int, interval: int) -> None:
+        self._total, self._interval = total_steps, interval
+        self._loss_sum, self._tokens, self._seconds, self._steps = 0.0, 0, 0.0, 0
+
+    def add(self, record: Mapping) -> str | None:
+        """The line for this record if an interval ends with it."""
+        self._loss_sum += record["loss"] * record["step_tokens"]
+        self._tokens += record["step_tokens"]
+        self._seconds += record["seconds"]
+        self._steps += 1
+        step = record["step"]
+        if step % self._interval and step != self._total:
+            return None
+        eta = self._seconds / self._steps * (self._total - step)
+        parts = [
+            f"step {step}/{self._total}",
+            f"loss {self._loss_sum / max(1, self._tokens):.4f}",
+            f"lr {record['lr']:.2e}",
+            f"gnorm {record['grad_norm']:.2f}",
+            f"{self._tokens / max(self._seconds, 1e-9):,.0f} tok/s",
+            f"tokens {short(record['tokens'])}",
+            f"mem {peak_memory() / 2**30:.1f}G",
+            f"eta {clock(eta)}",
+        ]
+        if record["skipped"]:
+            parts.append(f"skipped {record['skipped']}")
+        self._loss_sum, self._tokens, self._seconds, self._steps = 0.0, 0, 0.0, 0
+        return " | ".join(parts)
+
+
+def validation_line(record: Mapping, *, total_steps: int) -> str:
+    best = " | best" if record["best"] else ""
+    return (
+        f"step {record['step']}/{total_steps} | validation loss {record['loss']:.4f} | ppl {record['perplexity']:,.2f}"
+        f" | {record['bits_per_byte']:.4f} bits/byte{best}"
+    )
+
+
+def peak_memory() -> int:
+    """Largest resident size of this process so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def short(count: float) -> str:
+    """1234567 -> '1.23M'."""
+    for size, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.2f}{suffix}"
+    return f"{count:.0f}"
+
+
+def clock(seconds: float) -> str:
+    """3661 -> '1:01:01'."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"

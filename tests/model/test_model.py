@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import oracles
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cyberslm.errors import ConfigError, GenerationError, InputError
+from cyberslm.model.cache import KVCache
+from cyberslm.model.config import CyberSLMConfig
+from cyberslm.model.model import CyberSLM
+
+SMALL = CyberSLMConfig(
+    vocab_size=60, hidden_dim=32, num_layers=2, num_heads=4, num_kv_heads=2, ffn_hidden_dim=48, max_seq_len=48
+)
+
+
+def model_with(kv_heads: int = 2, **changes: object) -> CyberSLM:
+    model = CyberSLM(replace(SMALL, num_kv_heads=kv_heads, **changes), seed=3).eval()
+    with torch.no_grad():  # larger weights than at the start, so that differences show
+        for parameter in model.parameters():
+            parameter.mul_(4.0 if parameter.ndim > 1 else 1.0)
+    return model
+
+
+MODELS = {kv_heads: model_with(kv_heads) for kv_heads in (4, 2, 1)}
+
+
+def random_ids(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(4, 60, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_default_model_has_exactly_the_reference_size() -> None:
+    config = CyberSLMConfig()
+    assert config.num_parameters == 33_531_264
+    assert sum(p.numel() for p in CyberSLM(config, device="meta").parameters()) == 33_531_264
+
+
+@pytest.mark.parametrize("tie_weights", [True, False])
+@pytest.mark.parametrize("kv_heads", [4, 1])
+def test_counted_parameters_are_the_parameters(kv_heads: int, *, tie_weights: bool) -> None:
+    config = replace(SMALL, num_kv_heads=kv_heads, tie_weights=tie_weights, head_dim=10)
+    assert config.num_parameters == sum(p.numel() for p in CyberSLM(config).parameters())
+
+
+def test_one_rotary_table_serves_the_model() -> None:
+    model = CyberSLM(SMALL)
+    assert len({buffer.data_ptr() for buffer in model.buffers()}) == 2
+    assert all(layer.self_attn.rope is model.rope for layer in model.layers)
+    assert not any("cos" in name or "sin" in name for name in model.state_dict())
+
+
+def test_weights_are_a_function_of_the_seed_alone() -> None:
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    one = CyberSLM(SMALL, seed=1).state_dict()
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(6)
+    again, other = CyberSLM(SMALL, seed=1).state_dict(), CyberSLM(SMALL, seed=2).state_dict()
+    assert all(torch.equal(one[name], again[name]) for name in one)
+    assert not torch.equal(one["embed_tokens.weight"], other["embed_tokens.weight"])
+
+
+def test_initial_spread_is_as_documented() -> None:
+    weights = CyberSLM(replace(SMALL, hidden_dim=256, ffn_hidden_dim=512), seed=0).state_dict()
+    assert weights["embed_tokens.weight"].std().item() == pytest.approx(0.02, rel=0.05)
+    assert weights["layers.0.self_attn.q_proj.weight"].std().item() == pytest.approx(0.02, rel=0.05)
+    for name in ("self_attn.o_proj", "mlp.down_proj"):
+        residual = weights[f"layers.1.{name}.weight"].std().item()
+        assert residual == pytest.approx(0.02 / math.sqrt(2 * SMALL.num_layers), rel=0.05)
+    assert weights["norm.weight"].eq(1).all()
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    kv_heads=st.sampled_from([4, 2, 1]),
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    batch=st.integers(1, 3),
+    seed=st.integers(0, 99),
+)
+def test_cached_equals_uncached_for_every_split(kv_heads: int, sizes: list[int], batch: int, seed: int) -> None:
+    model = MODELS[kv_heads]
+    ids = random_ids(batch, sum(sizes), seed=seed)
+    cache = model.new_cache(batch, sum(sizes))
+    with torch.no_grad():
+        parts = [model(part, cache=cache) for part in ids.split(sizes, dim=1)]
+        torch.testing.assert_close(torch.cat(parts, 1), model(ids), atol=1e-5, rtol=1e-5)
+    assert cache.lengths == [sum(sizes)] * batch
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    kv_heads=st.sampled_from([4, 2, 1]),
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    left=st.booleans(),
+    cuts=st.sets(st.integers(1, 11), max_size=3),
+    seed=st.integers(0, 99),
+)
+def test_padded_chunked_batch_equals_each_row_alone(
+    kv_heads: int, lengths: list[int], left: bool, cuts: set[int], seed: int
+) -> None:
+    """G04, G05: in a batch of prompts of different lengths the shorter rows came out different."""
+    model, width = MODELS[kv_heads], max(lengths)
+    ids = random_ids(len(lengths), width, seed=seed)
+    columns = torch.arange(width)
+    ends = torch.tensor(lengths).unsqueeze(1)
+    mask = columns >= width - ends if left else columns < ends
+    edges = [0, *sorted(cut for cut in cuts if cut < width), width]
+    cache = model.new_cache(len(lengths), width + 1)
+    with torch.no_grad():
+        plain = model(ids, mask)
+        chunks = [model(ids[:, a:b], mask[:, :b], cache=cache) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        chunked = torch.cat(chunks, 1)
+        step = model(ids[:, :1], cache=cache)
+        for row, length in enumerate(lengths):
+            own = ids[row : row + 1][:, mask[row]]
+            alone = model(torch.cat((own, ids[row : row + 1, :1]), 1))[0]
+            torch.testing.assert_close(plain[row, mask[row]], alone[:-1], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(chunked[row, mask[row]], alone[:-1], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(step[row, 0], alone[-1], atol=1e-5, rtol=1e-5)
+    assert cache.lengths == [length + 1 for length in lengths]
+
+
+@pytest.mark.parametrize("chunks", [(9,), (4, 5), (1, 3, 5)])
+def test_output_never_depends_on_later_tokens(chunks: tuple[int, ...]) -> None:
+    """G02: with a cache that was not empty, causality was switched off within the chunk."""
+    model = MODELS[2]
+    ids = random_ids(1, 9)
+    changed = ids.clone()
+    changed[0, 8] = (ids[0, 8] + 1) % 60
+    outputs = []
+    for sequence in (ids, changed):
+        cache = model.new_cache(1, 9)
+        outputs.append(torch.cat([model(part, cache=cache) for part in sequence.split(list(chunks), dim=1)], 1))
+    assert torch.equal(outputs[0][0, :8], outputs[1][0, :8])
+    assert not torch.equal(outputs[0][0, 8], outputs[1][0, 8])
+
+
+def test_cache_refuses_what_does_not_fit() -> None:
+    model = MODELS[2]
+    cache = model.new_cache(2, 6)
+    model(random_ids(2, 4), cache=cache)
+    with pytest.raises(InputError, match="would hold 7 tokens and the cache has room for 6"):
+        model(random_ids(2, 3), cache=cache)
+    with pytest.raises(InputError, match="1 rows and the cache 2"):
+        model(random_ids(1, 1), cache=cache)
+    with pytest.raises(InputError, match=r"\(2, 5\), not \(2, 1\)"):
+        model(random_ids(2, 1), torch.ones(2, 1, dtype=torch.bool), cache=cache)
+    with pytest.raises(InputError, match="marks .* past tokens as real and the cache holds"):
+        model(random_ids(2, 1), torch.tensor([[0, 1, 1, 1, 1], [1] * 5]), cache=cache)
+    with pytest.raises(InputError, match="capacity from 1 to max_seq_len 48"):
+        KVCache(SMALL, batch_size=1, capacity=49)
+
+
+def test_cache_rows_can_be_kept_reordered_and_cut() -> None:
+    """G06: rows that are reordered must take their keys along."""
+    model = MODELS[2]
+    ids = random_ids(3, 6)
+    cache = model.new_cache(3, 12)
+    with torch.no_grad():
+        model(ids, cache=cache)
+        cache.keep([2, 0, 2])
+        cache.truncate([6, 4, 6])
+        follow = random_ids(3, 1, seed=9)
+        got = model(follow, cache=cache)
+        for row, (source, length) in enumerate(((2, 6), (0, 4), (2, 6))):
+            whole = torch.cat((ids[source : source + 1, :length], follow[row : row + 1]), 1)
+            torch.testing.assert_close(got[row, 0], model(whole)[0, -1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_generate_equals_the_uncached_greedy_loop(kv_heads: int) -> None:
+    model = MODELS[kv_heads]
+    ids = random_ids(3, 7)
+    got = model.generate(ids, 12)
+    for row in range(3):
+        wanted = oracles.greedy(model, ids[row].tolist(), 12, stop=model.config.eos_token_id)
+        assert got[row].tolist()[:7] == ids[row].tolist()
+        assert got[row].tolist()[7 : 7 + len(wanted)] == wanted
+        assert set(got[row].tolist()[7 + len(wanted) :]) <= {model.config.pad_token_id}
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_generate_of_a_padded_batch_equals_each_row_alone(*, left: bool) -> None:
+    model = MODELS[2]
+    ids = random_ids(3, 9)
+    lengths = [9, 4, 1]
+    mask = torch.stack([torch.tensor([0] * (9 - n) + [1] * n if left else [1] * n + [0] * (9 - n)) for n in lengths])
+    got = model.generate(ids, 8, attention_mask=mask)
+    for row in range(3):
+        own = ids[row][mask[row].bool()]
+        alone = model.generate(own.unsqueeze(0), 8)[0, len(own) :].tolist()
+        assert got[row, 9 : 9 + len(alone)].tolist() == alone
+
+
+def test_generate_leaves_mode_and_global_random_state_alone() -> None:
+    """G16: sampling during training left the model in eval mode, or used up the global random numbers."""
+    model = model_with().train()
+    before = torch.random.get_rng_state()
+    model.generate(random_ids(1, 4), 5, temperature=1.0, seed=1)
+    assert model.training
+    assert torch.equal(torch.random.get_rng_state(), before)
+    with pytest.raises(GenerationError):
+        model.generate(random_ids(1, 4), 500)
+    assert model.training
+
+
+def test_generate_checks_prompt_and_budget_before_any_work() -> None:
+    with pytest.raises(GenerationError, match="prompt's 40 tokens and max_new_tokens 9 do not fit .* context of 48"):
+        MODELS[2].generate(random_ids(1, 40), 9)
+    with pytest.raises(InputError, match="ids from 0 to 59"):
+        MODELS[2].generate(torch.tensor([[60]]), 1)
+    with pytest.raises(GenerationError, match="empty"):
+        MODELS[2].generate(random_ids(1, 4), 1, attention_mask=torch.zeros(1, 4, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_heads": 5}, "hidden_dim 32 is not a multiple of num_heads 5"),
+        ({"num_kv_heads": 3}, "num_kv_heads 3 does not divide num_heads 4"),
+        ({"head_dim": 7}, "head_dim must be even"),
+        ({"num_layers": 0}, "num_layers must be from 1"),
+        ({"vocab_size": 1 << 40}, "vocab_size must be from 1 to 16,777,216"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1"),
+        ({"norm_eps": 0.0}, "norm_eps"),
+        ({"rope_base": 0.5}, "rope_base"),
+        ({"eos_token_id": 60}, "eos_token_id must be from 0 to vocab_size - 1 = 59"),
+        ({"num_layers": 0, "hidden_dim": -1}, "num_layers"),
+    ],
+)
+def test_impossible_sizes_are_refused_by_name(changes: dict, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        replace(SMALL, **changes)
+
+
+def test_all_problems_of_a_config_are_named_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"num_kv_heads 3 .*; dropout .*; rope_base"):
+        replace(SMALL, num_kv_heads=3, dropout=2.0, rope_base=0.0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_seq_len", 40),
+        ("hidden_dim", 64),
+        ("num_layers", 3),
+        ("num_heads", 2),
+        ("num_kv_heads", 1),
+        ("head_dim", 16),
+        ("ffn_hidden_dim", 40),
+        ("vocab_size", 61),
+        ("rope_base", 500.0),
+        ("norm_eps", 1e-2),
+        ("tie_weights", False),
+        ("dropout", 0.5),
+        ("attn_dropout", 0.5),
+        ("pad_token_id", 5),
+        ("bos_token_id", 5),
+        ("eos_token_id", 5),
+    ],
+)
+def test_every_field_has_an_effect(field: str, value: object) -> None:
+    """G55: an option existed, was printed, and did nothing. Here each changes the shapes, the outputs or the folder."""
+
+    def fingerprint(config: CyberSLMConfig) -> tuple:
+        model = CyberSLM(config, seed=1).train()
+        torch.manual_seed(0)
+        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        logits = model(random_ids(1, 6))
+        ids = (config.pad_token_id, config.bos_token_id, config.eos_token_id)
+        return shapes, logits.shape, logits.sum().item(), model.rope.cos.shape, ids
+
+    assert fingerprint(SMALL) != fingerprint(replace(SMALL, **{field: value}))
+
+
+def test_every_field_is_listed_above() -> None:
+    marks = {mark.args[1][i][0] for mark in test_every_field_has_an_effect.pytestmark for i in range(len(mark.args[1]))}
+    assert marks == set(CyberSLMConfig.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("bad", [torch.ones(3, dtype=torch.long), torch.ones(2, 2), torch.ones(2, 0, dtype=torch.long)])
+def test_input_ids_of_another_form_are_refused(bad: torch.Tensor) -> None:
+    with pytest.raises(InputError, match="input_ids must be a non-empty int64 tensor"):
+        MODELS[2](bad)
