@@ -93,7 +93,9 @@ def train(
     """Train a model: prepares the data if needed, resumes by itself, writes RUN/final."""
     from cyberslm.recipes.config import load_run
     from cyberslm.recipes.train import run_training
+    from cyberslm.training.allocator import keep_freed_memory
 
+    keep_freed_memory()
     outcome = run_training(load_run(config, overrides or ()), stop_at=stop_at, quiet=quiet)
     if outcome.signal_number is not None and outcome.final is None:
         raise typer.Exit(128 + outcome.signal_number)

@@ -1,7 +1,86 @@
-"""Shared small models and texts."""
+"""Shared small corpora, configurations and one trained run."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import pytest
 import torch
+import yaml
+
+from cyberslm.config import Loaded
+from cyberslm.recipes.config import TrainRun, load_run
 
 torch.set_num_threads(2)
+
+SMALL: dict = {
+    "out_dir": "run",
+    "seed": 3,
+    "precision": "fp32",
+    "data": {"sources": ["text"], "validation_fraction": 0.2},
+    "tokenizer": {"vocab_size": 400},
+    "model": {
+        "hidden_dim": 32,
+        "num_layers": 2,
+        "num_heads": 2,
+        "num_kv_heads": 1,
+        "ffn_hidden_dim": 48,
+        "max_seq_len": 32,
+    },
+    "train": {"max_steps": 20, "micro_batch_size": 2, "global_batch_size": 4},
+    "optimizer": {"lr": 3e-3},
+    "scheduler": {"warmup_steps": 4},
+    "eval": {"interval": 5, "max_batches": 4},
+    "checkpoint": {"interval": 5},
+    "logging": {"interval": 5, "plots": False},
+}
+
+MakeRun = Callable[..., Path]
+
+
+def write_corpus(folder: Path, documents: int = 40) -> None:
+    """Two kinds of files: text from the standard library, and JSON lines."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = sorted(topics)[:documents]
+    for name in names[::2]:
+        (folder / f"{name}.txt").write_text(topics[name][:1500], encoding="utf-8")
+    lines = [json.dumps({"text": topics[name][:1500]}) for name in names[1::2]]
+    (folder / "more.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> MakeRun:
+    """Write a corpus and a small run's YAML with changes such as ``{"train.max_steps": 5}``; return the YAML's path."""
+
+    def make(changes: dict[str, object] | None = None, *, folder: Path = tmp_path) -> Path:
+        write_corpus(folder / "text")
+        config = json.loads(json.dumps(SMALL))
+        for key, value in (changes or {}).items():
+            section, _, name = key.rpartition(".")
+            (config.setdefault(section, {}) if section else config)[name] = value
+        path = folder / "run.yaml"
+        path.write_text(yaml.safe_dump(config), encoding="utf-8")
+        return path
+
+    return make
+
+
+@pytest.fixture
+def small_run(make_run: MakeRun) -> Loaded[TrainRun]:
+    return load_run(make_run())
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of one finished small run (``run/``, ``text/`` and ``run.yaml``); read only."""
+    from cyberslm.recipes.train import run_training
+
+    folder = tmp_path_factory.mktemp("trained")
+    write_corpus(folder / "text")
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(SMALL), encoding="utf-8")
+    run_training(load_run(path), quiet=True)
+    return folder

@@ -51,7 +51,7 @@ class Step(NamedTuple):
 
 
 class _Row(NamedTuple):
-    index: int
+    number: int
     params: SamplingParams
     budget: int
     generator: torch.Generator
@@ -86,8 +86,8 @@ def decode(
     "stop". Settings and lengths are checked before the first forward pass.
     """
     rows = [
-        _Row(index, p, budget_for(len(prompt), p, model.max_seq_len), _generator(p))
-        for index, (prompt, p) in enumerate(zip(prompts, params, strict=True))
+        _Row(number, p, budget_for(len(prompt), p, model.max_seq_len), _generator(p))
+        for number, (prompt, p) in enumerate(zip(prompts, params, strict=True))
     ]
     return _steps(model, prompts, rows, stop_ids, allowed)
 
@@ -151,7 +151,7 @@ def _generator(params: SamplingParams) -> torch.Generator:
 def _step(row: _Row, logits_V: Tensor, stop_ids: frozenset[int], made: int) -> Step:
     token = choose(logits_V.cpu(), row.params, row.generator)
     finish: FinishReason | None = "stop" if token in stop_ids else "length" if made == row.budget else None
-    return Step(row.index, token, finish)
+    return Step(row.number, token, finish)
 
 
 def _prefill(model: LanguageModel, prompts: Sequence[Sequence[int]], cache: Any) -> Tensor:

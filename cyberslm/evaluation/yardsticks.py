@@ -1,8 +1,8 @@
 """Honest yardsticks for bits per byte, computed on the very bytes that the model is scored on.
 
-A compressor is a language model: its output size over the input size is a number of bits per byte (Deletang et al. 2023,
-https://arxiv.org/abs/2309.10668). A model that has learned anything beyond repeated strings and word frequencies must
-beat all of these:
+A compressor is a language model: its output size over the input size is a number of bits per byte (Deletang et al.
+2023, https://arxiv.org/abs/2309.10668). A model that has learned anything beyond repeated strings and word frequencies
+must beat all of these:
 
 - ``gzip``: DEFLATE at its best level on the held-out bytes alone.
 - ``xz after training text``: what LZMA needs for the held-out bytes when it has just seen the end of the training text,

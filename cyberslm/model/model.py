@@ -111,11 +111,7 @@ class CyberSLM(nn.Module):
         self, input_ids: Tensor, attention_mask: Tensor | None = None, *, cache: KVCache | None = None
     ) -> Tensor:
         """The hidden state ``(B, T, D)`` that `head` turns into logits; arguments as in `forward`."""
-        if input_ids.ndim != 2 or not input_ids.numel() or input_ids.dtype not in (torch.int64, torch.int32):
-            raise InputError(
-                "input_ids must be a non-empty int64 tensor (batch, tokens),"
-                f" not {input_ids.dtype} {tuple(input_ids.shape)}"
-            )
+        self._check_ids(input_ids)
         if cache is None:
             plan = self._plan(input_ids, attention_mask)
         else:
@@ -130,6 +126,17 @@ class CyberSLM(nn.Module):
     def head(self, features: Tensor) -> Tensor:
         """Logits ``(..., V)`` of features ``(..., D)``."""
         return F.linear(features, self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight)
+
+    def _check_ids(self, input_ids: Tensor) -> None:
+        """Form always; values where looking at them doesn't make the host wait for a device."""
+        if input_ids.ndim != 2 or not input_ids.numel() or input_ids.dtype not in (torch.int64, torch.int32):
+            raise InputError(
+                "input_ids must be a non-empty int64 tensor (batch, tokens),"
+                f" not {input_ids.dtype} {tuple(input_ids.shape)}"
+            )
+        size = self.config.vocab_size
+        if input_ids.device.type == "cpu" and not 0 <= int(input_ids.min()) <= int(input_ids.max()) < size:
+            raise InputError(f"input_ids must hold ids from 0 to {size - 1} (vocab_size - 1)")
 
     def _plan(self, input_ids: Tensor, attention_mask: Tensor | None) -> _Pass:
         batch, new = input_ids.shape
@@ -199,8 +206,7 @@ class CyberSLM(nn.Module):
         params = SamplingParams(
             max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
         )
-        if input_ids.ndim != 2 or not 0 <= int(input_ids.min()) <= int(input_ids.max()) < self.config.vocab_size:
-            raise InputError(f"input_ids must be (batch, tokens) with ids from 0 to {self.config.vocab_size - 1}")
+        self._check_ids(input_ids.cpu())
         if attention_mask is None:
             prompts = input_ids.tolist()
         else:

@@ -82,7 +82,7 @@ class TrainRun:
     """Where to train; auto takes a GPU if there is one."""
 
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Arithmetic of the matrix products; weights and moments are always fp32. auto = bf16 where the processor has it."""
+    """Arithmetic of matrix products; weights and moments are always fp32. auto = bf16 where the processor has it."""
 
     threads: int = 0
     """CPU threads; 0 = all cores. Results are bit-identical only for the same number."""

@@ -88,10 +88,13 @@ def write_tokenizer(run: TrainRun, folder: Path | None, say: Say) -> Path:
 def describe(prepared: Prepared) -> Iterator[str]:
     """One line per source and split, for people."""
     for name, counts in sorted(dict(prepared.manifest["sources"]).items()):
-        skipped = "".join(f", {number} {why}" for why, number in sorted(counts.get("skipped", {}).items()))
+        read = f"{counts['documents']:,} documents, {short(counts['bytes'])}B, {short(counts['tokens'])} tokens"
+        mended = counts["mended_surrogates"]
+        notes = [f"{number:,} {why}" for why, number in sorted(counts["skipped"].items())]
         yield (
-            f"data: {name}: {counts['documents']:,} documents, {short(counts['bytes'])}B, {short(counts['tokens'])} tokens"
-            + (f"; skipped{skipped[1:]}" if skipped else "")
+            f"data: {name}: {read}"
+            + (f"; skipped: {', '.join(notes)}" if notes else "")
+            + (f"; {mended:,} lone surrogates read as U+FFFD" if mended else "")
         )
     for name, store in (("train", prepared.train), ("validation", prepared.validation)):
         if store is not None:
@@ -106,10 +109,10 @@ def _tokenizer(config: TokenizerConfig, texts: Texts, say: Say) -> Tokenizer:
         return SentencePieceTokenizer.from_file(config.path, add_bos=config.add_bos)
     trained = train_tokenizer(texts(), config)
     report = trained.report
-    dropped = f", {report.reserved} reserved characters" if report.reserved else ""
+    cut = f", cut at {report.reserved:,} reserved characters" if report.reserved else ""
     say(
-        f"tokenizer: {report.vocab_size:,} pieces from {short(report.bytes_used)}B of {short(report.bytes)}B in"
-        f" {report.documents:,} documents{dropped}, {report.bytes_per_token:.2f} bytes per token, {report.seconds:.1f} s"
+        f"tokenizer: {report.vocab_size:,} pieces from {short(report.bytes_used)}B of {short(report.bytes)}B"
+        f" in {report.documents:,} documents{cut}, {report.bytes_per_token:.2f} bytes per token"
     )
     return trained.tokenizer
 

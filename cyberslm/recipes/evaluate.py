@@ -14,7 +14,8 @@ from cyberslm.errors import ConfigError
 from cyberslm.evaluation.yardsticks import Yardstick, yardsticks
 from cyberslm.generation.engine import Engine
 from cyberslm.recipes.config import TrainRun
-from cyberslm.recipes.use import find_model, load as load_engine
+from cyberslm.recipes.use import find_model
+from cyberslm.recipes.use import load as load_engine
 from cyberslm.training.loss import Score, measure
 
 ROWS = 8

@@ -284,7 +284,8 @@ def header(run: TrainRun, loader: RowLoader, device: torch.device) -> list[str]:
         f" {min(batch, run.train.micro_batch_size)} at a time), {steps_per_epoch:,.1f} steps per epoch,"
         f" {run.train.max_steps / steps_per_epoch:,.2f} epochs,"
         f" {run.train.max_steps * step_tokens / total:,.1f} tokens per parameter",
-        f"device: {device}, {precision_name(run.precision, device)}, {torch.get_num_threads()} threads, seed {run.seed}",
+        f"device: {device}, {precision_name(run.precision, device)}, {torch.get_num_threads()} threads,"
+        f" seed {run.seed}",
         f"folder: {run.folder}",
     ]
 

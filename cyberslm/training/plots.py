@@ -36,10 +36,8 @@ def loss_curve(records: Sequence[dict], *, title: str) -> bytes:
         best = min(validation, key=lambda r: r["loss"])
         axes.annotate(
             f"best {best['loss']:.3f} ({best['bits_per_byte']:.3f} bits/byte)",
-            (best["step"], best["loss"]),
-            textcoords="offset points",
-            xytext=(-8, 14),
-            ha="right",
+            (0.02, 0.03),
+            xycoords="axes fraction",
             fontsize=9,
             color="#c8501e",
         )
@@ -56,7 +54,7 @@ def loss_curve(records: Sequence[dict], *, title: str) -> bytes:
     return png.getvalue()
 
 
-def _smooth(values: Sequence[float], weight: float = 0.95) -> list[float]:
+def _smooth(values: Sequence[float], weight: float = 0.9) -> list[float]:
     """Exponential mean, corrected for its start."""
     smoothed, mean, mass = [], 0.0, 0.0
     for value in values:

@@ -116,7 +116,7 @@ def test_padded_chunked_batch_equals_each_row_alone(
         chunks = [model(ids[:, a:b], mask[:, :b], cache=cache) for a, b in zip(edges[:-1], edges[1:], strict=True)]
         chunked = torch.cat(chunks, 1)
         step = model(ids[:, :1], cache=cache)
-        for row, length in enumerate(lengths):
+        for row in range(len(lengths)):
             own = ids[row : row + 1][:, mask[row]]
             alone = model(torch.cat((own, ids[row : row + 1, :1]), 1))[0]
             torch.testing.assert_close(plain[row, mask[row]], alone[:-1], atol=1e-5, rtol=1e-5)

@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import MakeRun
+from safetensors.torch import load_file
+
+import cyberslm
+from cyberslm import files
+from cyberslm.checkpoint.steps import list_steps
+from cyberslm.config import load
+from cyberslm.errors import ConfigError, IntegrityError, StorageError, TrainingError
+from cyberslm.recipes.config import TrainRun, load_run
+from cyberslm.recipes.train import run_training
+from cyberslm.training.trackers import read_metrics
+
+TIMED = ("seconds",)
+
+
+def fingerprint(run: Path) -> dict[str, str]:
+    """SHA-256 of what must not depend on interruptions: weights, optimizer, state and the log of losses."""
+    last = list_steps(run / "checkpoints")[-1].path
+    names = ("model.safetensors", "training/optimizer.safetensors", "training/state.json")
+    hashes = {name: files.sha256_file(last / name) for name in names}
+    log = [{k: v for k, v in record.items() if k not in TIMED} for record in read_metrics(run / "metrics.jsonl")]
+    return hashes | {"log": hashlib.sha256(json.dumps(log).encode()).hexdigest(), "final": _final(run)}
+
+
+def _final(run: Path) -> str:
+    return files.sha256_file(run / "final" / "model.safetensors")
+
+
+def train(path: Path, *overrides: str, stop_at: int | None = None) -> None:
+    run_training(load_run(path, overrides), stop_at=stop_at, quiet=True)
+
+
+@pytest.mark.parametrize("stops", [(10,), (3,), (1, 2, 7, 19)])
+def test_interrupted_run_gives_the_same_bits_as_a_straight_one(
+    make_run: MakeRun, trained: Path, stops: tuple[int, ...]
+) -> None:
+    path = make_run()
+    for stop in stops:
+        train(path, stop_at=stop)
+    train(path)
+    assert fingerprint(path.parent / "run") == fingerprint(trained / "run")
+
+
+def test_dropout_and_bf16_resume_to_the_same_bits(make_run: MakeRun, tmp_path: Path) -> None:
+    changes = {"model.dropout": 0.1, "model.attn_dropout": 0.1, "precision": "bf16", "train.max_steps": 8}
+    prints = []
+    for name, stops in (("straight", ()), ("stopped", (3, 5))):
+        (tmp_path / name).mkdir()
+        path = make_run(changes, folder=tmp_path / name)
+        for stop in stops:
+            train(path, stop_at=stop)
+        train(path)
+        prints.append(fingerprint(tmp_path / name / "run"))
+    assert prints[0] == prints[1]
+
+
+def test_run_folder_holds_what_the_design_says(trained: Path) -> None:
+    run = trained / "run"
+    present = {path.name for path in run.iterdir()}
+    assert {
+        "config.yaml",
+        "base_config.yaml",
+        "env.json",
+        "metrics.jsonl",
+        "train.log",
+        "checkpoints",
+        "final",
+    } <= present
+    assert load(run / "config.yaml", TrainRun).value.train.max_steps == 20
+    assert (run / "base_config.yaml").read_text() == (trained / "run.yaml").read_text()
+    assert json.loads((run / "env.json").read_text())["packages"]["torch"] == torch.__version__
+    steps = list_steps(run / "checkpoints")
+    assert steps[-1].step == 20
+    assert len(steps) in (2, 3)  # the last two, and the best where it is neither
+    records = read_metrics(run / "metrics.jsonl")
+    assert [r["step"] for r in records if r["type"] == "train"] == list(range(1, 21))
+    assert [r["step"] for r in records if r["type"] == "validation"] == [5, 10, 15, 20]
+
+
+def test_training_learns(trained: Path) -> None:
+    losses = [r["loss"] for r in read_metrics(trained / "run" / "metrics.jsonl") if r["type"] == "validation"]
+    assert losses[-1] < losses[0] < 6.0
+
+
+def test_final_is_the_best_validated_step(trained: Path, make_run: MakeRun) -> None:
+    manifest = files.verify(trained / "run" / "final")
+    scores = {
+        r["step"]: r["loss"] for r in read_metrics(trained / "run" / "metrics.jsonl") if r["type"] == "validation"
+    }
+    assert manifest["step"] == min(scores, key=scores.get)
+    path = make_run({"checkpoint.final": "last", "train.max_steps": 5})
+    train(path)
+    assert files.verify(path.parent / "run" / "final")["step"] == 5
+
+
+def test_finished_run_does_nothing_more(make_run: MakeRun) -> None:
+    path = make_run({"train.max_steps": 5})
+    train(path)
+    before = _final(path.parent / "run"), (path.parent / "run" / "metrics.jsonl").read_bytes()
+    outcome = run_training(load_run(path), quiet=True)
+    assert (_final(path.parent / "run"), (path.parent / "run" / "metrics.jsonl").read_bytes()) == before
+    assert outcome.state.step == 5
+
+
+def test_damaged_final_is_written_again(make_run: MakeRun) -> None:
+    path = make_run({"train.max_steps": 5})
+    train(path)
+    weights = path.parent / "run" / "final" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + b"?")
+    train(path)
+    assert weights.read_bytes() == whole
+
+
+def test_resume_passes_over_a_damaged_checkpoint(make_run: MakeRun, trained: Path) -> None:
+    path = make_run()
+    train(path, stop_at=10)
+    newest = list_steps(path.parent / "run" / "checkpoints")[-1]
+    weights = newest.path / "training" / "optimizer.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-3])
+    train(path)
+    log = (path.parent / "run" / "train.log").read_text()
+    assert "step-00000010 is damaged" in log
+    assert "optimizer.safetensors" in log
+    assert fingerprint(path.parent / "run") == fingerprint(trained / "run")
+
+
+@pytest.mark.parametrize("override", ["optimizer.lr=1e-4", "train.max_steps=40", "model.num_layers=3", "seed=4"])
+def test_folder_of_a_run_with_another_configuration_is_refused(make_run: MakeRun, override: str) -> None:
+    """G36: on resume the schedule was rebuilt from the changed configuration, and jumped."""
+    path = make_run()
+    train(path, stop_at=5)
+    before = sorted(p.name for p in (path.parent / "run" / "checkpoints").iterdir())
+    with pytest.raises(ConfigError, match=rf"another configuration:\n  {override.split('=')[0]}: .* there, .* now"):
+        train(path, override)
+    assert sorted(p.name for p in (path.parent / "run" / "checkpoints").iterdir()) == before
+
+
+def test_settings_without_influence_on_the_result_may_change(make_run: MakeRun, trained: Path) -> None:
+    path = make_run()
+    train(path, stop_at=10)
+    train(path, "logging.interval=1", "checkpoint.keep_last=3", "data.threads=1")
+    assert fingerprint(path.parent / "run") == fingerprint(trained / "run")
+
+
+def test_changed_text_under_a_started_run_is_refused(make_run: MakeRun) -> None:
+    path = make_run()
+    train(path, stop_at=5)
+    (path.parent / "text" / "new.txt").write_text("a document that was not there before\n" * 9)
+    with pytest.raises(IntegrityError, match="was trained on other data"):
+        train(path)
+
+
+def test_two_processes_cannot_train_in_one_folder(make_run: MakeRun) -> None:
+    path = make_run()
+    (path.parent / "run").mkdir()
+    with files.lock(path.parent / "run"), pytest.raises(StorageError, match="is in use by process"):
+        train(path)
+
+
+def test_text_without_validation_trains_and_keeps_the_last(make_run: MakeRun) -> None:
+    path = make_run({"data.validation_fraction": 0.0, "train.max_steps": 5})
+    train(path)
+    assert files.verify(path.parent / "run" / "final")["step"] == 5
+
+
+def test_samples_are_written_and_do_not_change_the_result(make_run: MakeRun, trained: Path) -> None:
+    path = make_run({"eval.sample_prompts": ["The "], "eval.sample_tokens": 4})
+    train(path)
+    samples = read_metrics(path.parent / "run" / "samples.jsonl")
+    assert [sample["step"] for sample in samples] == [5, 10, 15, 20]
+    assert all(sample["prompt"] == "The " for sample in samples)
+    assert fingerprint(path.parent / "run") == fingerprint(trained / "run")
+
+
+def test_plot_is_drawn(make_run: MakeRun) -> None:
+    path = make_run({"logging.plots": True, "train.max_steps": 5})
+    train(path)
+    assert (path.parent / "run" / "plots" / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_model_may_have_more_rows_than_the_tokenizer(make_run: MakeRun) -> None:
+    path = make_run({"model.vocab_size": 512, "train.max_steps": 5})
+    train(path)
+    engine = cyberslm.load(path.parent / "run")
+    assert (engine.model.config.vocab_size, engine.tokenizer.vocab_size) == (512, 400)
+
+
+def test_size_of_the_vocabulary_given_once_counts_for_both(make_run: MakeRun) -> None:
+    path = make_run({"train.max_steps": 5, "tokenizer": {}, "model.vocab_size": 420})
+    run = load_run(path).value
+    assert (run.model.vocab_size, run.tokenizer.vocab_size) == (420, 420)
+    with pytest.raises(ConfigError, match=r"model.vocab_size 300 is below tokenizer.vocab_size 420"):
+        load_run(path, ["tokenizer.vocab_size=420", "model.vocab_size=300"])
+
+
+def test_existing_tokenizer_is_used_as_it_is(make_run: MakeRun, trained: Path) -> None:
+    model = trained / "run" / "final" / "tokenizer.model"
+    path = make_run({"tokenizer": {"path": str(model)}, "train.max_steps": 5})
+    train(path)
+    assert cyberslm.load(path.parent / "run").tokenizer.sha256 == files.sha256_file(model)
+
+
+def test_short_warm_up_is_checked_against_the_steps(make_run: MakeRun) -> None:
+    with pytest.raises(ConfigError, match=r"scheduler.warmup_steps 30 must be below train.max_steps 20"):
+        load_run(make_run({"scheduler.warmup_steps": 30}))
+
+
+def test_run_that_blows_up_keeps_its_last_good_checkpoint(make_run: MakeRun) -> None:
+    path = make_run({"train.max_bad_steps": 1})
+    train(path, stop_at=10)
+    step = list_steps(path.parent / "run" / "checkpoints")[-1]
+    moments = load_file(step.path / "training" / "optimizer.safetensors")
+    assert moments
+    with pytest.raises(TrainingError, match="not finite"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.nn.utils.get_total_norm", lambda *_: torch.tensor(float("nan")))
+        train(path)
+    assert list_steps(path.parent / "run" / "checkpoints")[-1].step == 10
+    train(path)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_saves_and_exits_and_the_run_goes_on_to_the_same_bits(
+    make_run: MakeRun, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    changes = {"train.max_steps": 60, "eval.interval": 30, "checkpoint.interval": 30, "logging.interval": 1}
+    for name in ("straight", "stopped"):
+        (tmp_path / name).mkdir()
+    straight, stopped = (make_run(changes, folder=tmp_path / name) for name in ("straight", "stopped"))
+    train(straight)
+    command = [sys.executable, "-m", "cyberslm", "train", str(stopped)]
+    environment = os.environ | {"OMP_NUM_THREADS": "2"}
+    log = tmp_path / "stopped" / "run" / "train.log"
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True) as process:
+        for _ in range(600):
+            if log.exists() and "step 3/60" in log.read_text():
+                break
+            time.sleep(0.05)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "the same command goes on from there" in said
+    saved = list_steps(tmp_path / "stopped" / "run" / "checkpoints")[-1].step
+    assert 3 <= saved < 60
+    assert subprocess.run(command, env=environment, check=False, capture_output=True).returncode == 0
+    assert fingerprint(tmp_path / "stopped" / "run") == fingerprint(tmp_path / "straight" / "run")
+
+
+def test_killed_run_goes_on_by_itself(make_run: MakeRun, trained: Path) -> None:
+    """SIGKILL at a moment of its own choosing: the newest whole checkpoint is found and nothing needs cleaning up."""
+    path = make_run()
+    code = (
+        "import os, signal, sys\n"
+        "from cyberslm.checkpoint import folder\n"
+        "from cyberslm.recipes.config import load_run\n"
+        "from cyberslm.recipes.train import run_training\n"
+        "real = folder._write_tensors\n"
+        "calls = iter(range(99))\n"
+        "def write(*args):\n"
+        "    real(*args)\n"
+        "    if next(calls) == 5: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "folder._write_tensors = write\n"
+        "import torch; torch.set_num_threads(2)\n"
+        "run_training(load_run(sys.argv[1]), quiet=True)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(path)], check=False, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL
+    checkpoints = path.parent / "run" / "checkpoints"
+    assert any(entry.name.endswith(".partial") for entry in checkpoints.iterdir())
+    assert list_steps(checkpoints)[-1].step == 10
+    train(path)
+    assert not any(entry.name.startswith(".") for entry in checkpoints.iterdir())
+    assert fingerprint(path.parent / "run") == fingerprint(trained / "run")
+
+
+def test_full_disk_stops_the_run_and_leaves_the_last_checkpoint(make_run: MakeRun) -> None:
+    path = make_run()
+    train(path, stop_at=5)
+    code = (
+        "import resource, signal, sys\n"
+        "from cyberslm.recipes.config import load_run\n"
+        "from cyberslm.recipes.train import run_training\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\n"
+        "from cyberslm.errors import CyberSLMError\n"
+        "try: run_training(load_run(sys.argv[1]), quiet=True)\n"
+        "except CyberSLMError as error: print(type(error).__name__, error)\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code, str(path)], check=False, capture_output=True, text=True)
+    assert "StorageError" in said.stdout, said
+    assert "safetensors" in said.stdout
+    checkpoints = path.parent / "run" / "checkpoints"
+    assert [step.step for step in list_steps(checkpoints)][-1] == 5
+    assert not any(entry.name.startswith(".") for entry in checkpoints.iterdir())
+
+
+def test_too_little_free_space_is_said_before_training(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("U", (), {"free": 1000})())
+    path = make_run()
+    with pytest.raises(ConfigError, match=r"checkpoints and final/ needs [\d,]+ bytes, but .* has 1,000 bytes free"):
+        train(path)
+    assert list_steps(path.parent / "run" / "checkpoints") == []

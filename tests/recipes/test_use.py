@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import cyberslm
+from cyberslm.errors import ConfigError, IntegrityError
+from cyberslm.recipes.use import find_model, pick_device
+
+
+def test_run_folder_means_its_final_or_else_its_newest_checkpoint(trained: Path, tmp_path: Path) -> None:
+    run = trained / "run"
+    assert find_model(run) == run / "final"
+    assert find_model(run / "final") == run / "final"
+    shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("final"))
+    assert find_model(tmp_path / "run").name == "step-00000020"
+
+
+def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no model"):
+        cyberslm.load(tmp_path)
+    with pytest.raises(ConfigError, match="is not a folder"):
+        cyberslm.load(tmp_path / "absent")
+
+
+def test_damaged_model_names_the_file(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained / "run" / "final", tmp_path / "m")
+    with (tmp_path / "m" / "tokenizer.json").open("ab") as file:
+        file.write(b" ")
+    with pytest.raises(IntegrityError, match="tokenizer.json"):
+        cyberslm.load(tmp_path / "m")
+
+
+def test_missing_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_device("auto") == torch.device("cpu")
+    with pytest.raises(ConfigError, match="no NVIDIA GPU"):
+        pick_device("cuda")
+
+
+def test_facade_has_every_name_it_lists() -> None:
+    for name in cyberslm.__all__:
+        assert getattr(cyberslm, name).__name__ == name
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = cyberslm.nonsense
