@@ -39,17 +39,22 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors."
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"cyberslm {version('cyberslm')}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    version: Annotated[  # noqa: ARG001 (its callback does it)
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     """Options of every verb."""
-    if version:
-        from importlib.metadata import version as installed
-
-        typer.echo(f"cyberslm {installed('cyberslm')}")
-        raise typer.Exit
     if debug:
         os.environ["CYBERSLM_DEBUG"] = "1"
 

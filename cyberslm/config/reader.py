@@ -101,7 +101,8 @@ class _Composer:
         try:
             return Node(place, event.value if quoted else resolve(event.value), event.value, quoted)
         except ValueError as error:
-            self.problems.add(place, str(error))
+            keys = self.open[-1][1] if self.open else []
+            self.problems.add(place, f"{keys[0].text}: {error}" if keys else str(error))
             return Node(place, event.value, event.value, broken=True)
 
     def add(self, node: Node) -> None:

@@ -7,10 +7,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from cyberslm import files
 from cyberslm.data.inputs import find_inputs
 from cyberslm.data.prepare import Prepared, Texts, open_prepared, prepare, stale, training_texts
 from cyberslm.errors import ConfigError, IntegrityError
-from cyberslm.files import sha256_file
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.recipes.config import TrainRun
 from cyberslm.text.tokenizer import MODEL_FILE, SentencePieceTokenizer, Tokenizer
@@ -25,17 +25,36 @@ def tokenizer_settings(config: TokenizerConfig) -> dict[str, object]:
     if config.path is None:
         return {key: value for key, value in asdict(config).items() if key != "path"}
     path = Path(config.path)
-    return {"sha256": sha256_file(path / MODEL_FILE if path.is_dir() else path), "add_bos": config.add_bos}
+    return {"sha256": files.sha256_file(path / MODEL_FILE if path.is_dir() else path), "add_bos": config.add_bos}
 
 
-def ensure_prepared(run: TrainRun, say: Say) -> Prepared:
-    """The run's shards and tokenizer, prepared now unless ``data.prepared`` (default ``out_dir/data``) is current."""
+def ensure_prepared(run: TrainRun, say: Say, *, trained_on: str | None = None) -> Prepared:
+    """The run's shards and tokenizer, prepared now unless ``data.prepared`` (default ``out_dir/data``) is current.
+
+    ``trained_on`` is the ``data_sha256`` of a run that has begun: it goes on only with the tokens it began with, and
+    its shards are not replaced by others (`IntegrityError`).
+    """
     settings = tokenizer_settings(run.tokenizer)
     folder = run.prepared
+    files.sweep(folder.parent)
     reason = stale(folder, run.data, settings)
+    if trained_on is not None and reason is not None and folder.exists():
+        raise IntegrityError(_OTHER_DATA.format(folder=run.folder, reason=reason))
     if reason is None:
         say(f"data: {folder} is up to date")
-        return open_prepared(folder)
+        prepared = open_prepared(folder)
+    else:
+        prepared = _prepare(run, settings, reason, say)
+    if trained_on not in (None, prepared.data_sha256):
+        raise IntegrityError(_OTHER_DATA.format(folder=run.folder, reason=f"the tokens in {folder} are others"))
+    return prepared
+
+
+_OTHER_DATA = "{folder} holds a run that began with other data ({reason}): restore the text, or choose another out_dir"
+
+
+def _prepare(run: TrainRun, settings: dict[str, object], reason: str, say: Say) -> Prepared:
+    folder = run.prepared
     say(f"data: preparing {folder} ({reason})")
     return prepare(
         run.data,
@@ -128,12 +147,3 @@ def _stages(say: Say) -> Callable[[str, int, int], None]:
             say(f"data: {names.get(stage, stage)} ({short(total)}B)")
 
     return progress
-
-
-def check_same_data(prepared: Prepared, manifest: dict, folder: Path) -> None:
-    """A run goes on only with the tokens it began with."""
-    if manifest.get("data_sha256") != prepared.data_sha256:
-        raise IntegrityError(
-            f"{folder} was trained on other data (data_sha256 {str(manifest.get('data_sha256'))[:12]}...,"
-            f" now {prepared.data_sha256[:12]}...): restore the sources, or choose another out_dir"
-        )

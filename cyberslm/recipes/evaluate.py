@@ -34,8 +34,8 @@ class Evaluation:
 def evaluate(path: Path, *, data: Path | None = None, device: str = "auto") -> Evaluation:
     """Bits per byte of the model on the validation split of prepared data (default: those of its run), in fp32."""
     folder = find_model(path)
-    prepared = open_prepared(data or _data_of(folder))
     engine: Engine = load_engine(folder, device=device)
+    prepared = open_prepared(data or _data_of(folder))
     if engine.tokenizer.sha256 != prepared.tokenizer.sha256:
         raise ConfigError(
             f"{prepared.folder} was made with another tokenizer than {folder}: prepare the text with the model's"

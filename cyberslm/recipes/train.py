@@ -33,7 +33,7 @@ from cyberslm.errors import ConfigError, IntegrityError, StorageError
 from cyberslm.generation.engine import Engine
 from cyberslm.model.model import CyberSLM
 from cyberslm.recipes.config import NOT_THE_RESULT, NOT_THE_RESULT_SECTIONS, TrainRun
-from cyberslm.recipes.data import Say, check_same_data, describe, ensure_prepared, fit_model
+from cyberslm.recipes.data import Say, describe, ensure_prepared, fit_model
 from cyberslm.recipes.use import pick_device
 from cyberslm.training.loss import Score, measure
 from cyberslm.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
@@ -192,16 +192,17 @@ def run_training(loaded: Loaded[TrainRun], *, stop_at: int | None = None, quiet:
 
 def _train(loaded: Loaded[TrainRun], device: torch.device, screen: Screen, stop_at: int | None) -> Outcome:
     run = loaded.value
-    prepared = ensure_prepared(run, screen.line)
-    run = replace(run, model=fit_model(run.model, prepared.tokenizer, vocab_given="model.vocab_size" in loaded.given))
     step = newest(run.folder / "checkpoints", screen.line)
+    began_with = None if step is None else str(files.read_manifest(step.path).get("data_sha256"))
+    prepared = ensure_prepared(run, screen.line, trained_on=began_with)
+    run = replace(run, model=fit_model(run.model, prepared.tokenizer, vocab_given="model.vocab_size" in loaded.given))
     done = _finished(run, step)
     if done is not None:
         screen.line(f"this run is finished: {run.folder / 'final'} (step {done.step})")
         return Outcome(done, run.folder / "final", None)
     _require_space(run)
     _write_run_files(loaded, run)
-    model, state, training = _start(run, prepared, step, device, screen.line)
+    model, state, training = _start(run, step, device, screen.line)
     this = _Run(run, model, prepared, state, screen)
     if training is not None:
         load_optimizer_tensors(this.optimizer, model, training.tensors)
@@ -230,14 +231,13 @@ def _train(loaded: Loaded[TrainRun], device: torch.device, screen: Screen, stop_
 
 
 def _start(
-    run: TrainRun, prepared: Prepared, step: Step | None, device: torch.device, say: Say
+    run: TrainRun, step: Step | None, device: torch.device, say: Say
 ) -> tuple[CyberSLM, TrainState, TrainingFiles | None]:
     if step is None:
         return CyberSLM(run.model, seed=run.seed, device=device), TrainState(), None
     found = load_model(step.path, device=device)
     if found.model.config != run.model:
         raise ConfigError(f"{step.path} holds a model of another shape than the configuration: choose another out_dir")
-    check_same_data(prepared, found.manifest, step.path)
     training = load_training(step.path)
     say(f"resuming from {step.path} (step {step.step} of {run.train.max_steps})")
     return found.model, TrainState.from_json(dict(training.state)), training
