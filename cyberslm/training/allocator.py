@@ -1,8 +1,8 @@
 """One setting of the C library that makes training on a CPU faster: freed memory is kept for the next step.
 
 By default glibc returns large blocks to the system when they are freed, and the next step pays for fresh zeroed pages.
-Kept blocks made steps of the demo model about 1.3 times as fast on 2 cores. Peak memory stays what it was; it is only
-not given back in between. A process-wide choice, so only the command line makes it, never an import.
+Kept blocks spare that. Peak memory stays what it was; it is only not given back in between. This is a choice for the
+whole process, so only the command line makes it, never an import.
 """
 
 from __future__ import annotations
