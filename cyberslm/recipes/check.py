@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from cyberslm.config import Loaded, dump
-from cyberslm.data.loader import IGNORE, Batch, RowLoader
+from cyberslm.data.loader import IGNORE, Batch
 from cyberslm.recipes.config import TrainRun
-from cyberslm.recipes.data import Say, describe, ensure_prepared, fit_model
+from cyberslm.recipes.data import Say, describe, ensure_prepared, fit_model, row_loader
+from cyberslm.recipes.machine import on_this_machine
 from cyberslm.recipes.train import header
-from cyberslm.recipes.use import pick_device
 from cyberslm.text.tokenizer import Tokenizer
 
 SHOWN_ROWS = 2
@@ -19,19 +19,11 @@ SHOWN_TOKENS = 96
 
 def check(loaded: Loaded[TrainRun], say: Say) -> Iterator[str]:
     """Lines for people: the resolved configuration, sizes, and what the first batch looks like. Data are prepared."""
-    run = loaded.value
-    device = pick_device(run.device)
+    run, device = on_this_machine(loaded.value)
     prepared = ensure_prepared(run, say)
     tokenizer = prepared.tokenizer
     run = replace(run, model=fit_model(run.model, tokenizer, vocab_given="model.vocab_size" in loaded.given))
-    loader = RowLoader(
-        prepared.train,
-        seq_len=run.model.max_seq_len,
-        batch_rows=run.train.global_batch_size,
-        seed=run.seed,
-        pad_id=tokenizer.pad_id,
-        bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
-    )
+    loader = row_loader(run, prepared, prepared.train)
     yield "# resolved configuration"
     yield dump(run).rstrip()
     yield ""

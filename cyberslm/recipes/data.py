@@ -7,9 +7,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 from cyberslm import files
 from cyberslm.data.inputs import find_inputs
+from cyberslm.data.loader import RowLoader
 from cyberslm.data.prepare import Prepared, Texts, open_prepared, prepare, stale, training_texts
+from cyberslm.data.shards import TokenStore
 from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.recipes.config import TrainRun
@@ -79,6 +84,24 @@ def fit_model(config: CyberSLMConfig, tokenizer: Tokenizer, *, vocab_given: bool
         bos_token_id=tokenizer.bos_id,
         eos_token_id=tokenizer.eos_id,
     )
+
+
+def row_loader(run: TrainRun, prepared: Prepared, store: TokenStore) -> RowLoader:
+    """Rows of ``store`` as the run trains on them."""
+    tokenizer = prepared.tokenizer
+    return RowLoader(
+        store,
+        seq_len=run.model.max_seq_len,
+        batch_rows=run.train.global_batch_size,
+        seed=run.seed,
+        pad_id=tokenizer.pad_id,
+        bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
+    )
+
+
+def bytes_per_id(tokenizer: Tokenizer) -> Tensor:
+    """UTF-8 bytes of each id's text ``(V,)``, 0 for control ids."""
+    return torch.tensor([len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)])
 
 
 class TextCount(NamedTuple):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from cyberslm.config import load
 from cyberslm.data.loader import RowLoader
 from cyberslm.data.prepare import open_prepared
@@ -14,6 +12,7 @@ from cyberslm.errors import ConfigError
 from cyberslm.evaluation.yardsticks import Yardstick, yardsticks
 from cyberslm.generation.engine import Engine
 from cyberslm.recipes.config import TrainRun
+from cyberslm.recipes.data import bytes_per_id
 from cyberslm.recipes.use import find_model
 from cyberslm.recipes.use import load as load_engine
 from cyberslm.training.loss import Score, measure
@@ -53,8 +52,7 @@ def evaluate(path: Path, *, data: Path | None = None, device: str = "auto") -> E
         pad_id=tokenizer.pad_id,
         bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
     )
-    bytes_per_id = torch.tensor([len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)])
-    score = measure(engine.model, loader.sequential(ROWS), bytes_per_id)
+    score = measure(engine.model, loader.sequential(ROWS), bytes_per_id(tokenizer))
     return Evaluation(
         folder,
         prepared.folder,

@@ -23,16 +23,16 @@ class Preset(NamedTuple):
     num_heads: int
     ffn_hidden_dim: int
     max_seq_len: int
+    rows: int
     epochs: float
 
 
 PRESETS = (
-    Preset(2e6, 2_048, 128, 4, 2, 352, 256, 8),
-    Preset(3e7, 4_096, 192, 6, 3, 512, 256, 4),
-    Preset(3e8, 16_000, 384, 8, 6, 1_024, 512, 2),
-    Preset(float("inf"), 32_000, 384, 12, 6, 1_024, 1_024, 1),
+    Preset(2e6, 2_048, 128, 4, 2, 352, 256, 8, 8),
+    Preset(3e7, 4_096, 192, 6, 3, 512, 256, 8, 4),
+    Preset(3e8, 16_000, 384, 8, 6, 1_024, 512, 16, 2),
+    Preset(float("inf"), 32_000, 384, 12, 6, 1_024, 1_024, 32, 1),
 )
-ROWS = 16
 BYTES_PER_TOKEN = 3.7
 
 
@@ -42,7 +42,7 @@ def starter(text: Path, *, out: Path) -> str:
     if not found.num_bytes:
         raise ConfigError(f"{text} holds no text files (.txt .md .log .rst .text .jsonl .ndjson)")
     preset = next(p for p in PRESETS if found.num_bytes <= p.max_bytes)
-    step_bytes = ROWS * preset.max_seq_len * BYTES_PER_TOKEN
+    step_bytes = preset.rows * preset.max_seq_len * BYTES_PER_TOKEN
     steps = max(100, round(found.num_bytes * preset.epochs / step_bytes, -1))
     interval = max(10, int(steps) // 10)
     name = text.resolve().name or "model"
@@ -58,8 +58,8 @@ def starter(text: Path, *, out: Path) -> str:
         "model.ffn_hidden_dim": preset.ffn_hidden_dim,
         "model.max_seq_len": preset.max_seq_len,
         "train.max_steps": int(steps),
-        "train.micro_batch_size": ROWS,
-        "train.global_batch_size": ROWS,
+        "train.micro_batch_size": min(8, preset.rows),
+        "train.global_batch_size": preset.rows,
         "optimizer.lr": 1e-3,
         "scheduler.warmup_steps": min(100, max(1, int(steps) // 20)),
         "eval.interval": interval,

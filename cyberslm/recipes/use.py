@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from cyberslm.checkpoint.folder import load_model
 from cyberslm.checkpoint.steps import newest
 from cyberslm.errors import ConfigError
 from cyberslm.generation.engine import Engine
+from cyberslm.recipes.machine import pick_device
 
 
 def load(path: Path | str, *, device: str = "auto") -> Engine:
@@ -34,10 +33,3 @@ def find_model(path: Path) -> Path:
     if step is None:
         raise ConfigError(f"{path} holds no model: no config.json, no final/ and no whole checkpoint")
     return step.path
-
-
-def pick_device(name: str) -> torch.device:
-    """The device meant by auto, cpu or cuda."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device: cuda was asked for and torch sees no NVIDIA GPU: use device: auto or cpu")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")

@@ -8,7 +8,8 @@ import torch
 
 import cyberslm
 from cyberslm.errors import ConfigError, IntegrityError
-from cyberslm.recipes.use import find_model, pick_device
+from cyberslm.recipes.machine import pick_device
+from cyberslm.recipes.use import find_model
 
 
 def test_run_folder_means_its_final_or_else_its_newest_checkpoint(trained: Path, tmp_path: Path) -> None:

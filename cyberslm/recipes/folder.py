@@ -1,0 +1,53 @@
+"""The folder of a run: whose it is, whether it has room, and the files that say what made it."""
+
+from __future__ import annotations
+
+import json
+
+from cyberslm import files
+from cyberslm.checkpoint.steps import list_steps
+from cyberslm.config import Loaded, differences, dump, load
+from cyberslm.errors import ConfigError, StorageError
+from cyberslm.recipes.config import NOT_THE_RESULT, NOT_THE_RESULT_SECTIONS, TrainRun
+from cyberslm.recipes.machine import environment
+
+
+def make_folder(run: TrainRun) -> None:
+    try:
+        (run.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"out_dir: {run.folder} can't be made: {error.strerror}") from error
+
+
+def refuse_other_run(run: TrainRun) -> None:
+    """Stop when the folder holds checkpoints of a configuration with another result."""
+    kept = run.folder / "config.yaml"
+    if not kept.exists() or not list_steps(run.folder / "checkpoints"):
+        return
+    before = load(kept, TrainRun).value
+    changed = {
+        key: values
+        for key, values in differences(before, run).items()
+        if key not in NOT_THE_RESULT
+        and not key.startswith(NOT_THE_RESULT_SECTIONS)
+        and not key.startswith("model.vocab")
+    }
+    if changed:
+        lines = "".join(f"\n  {key}: {old!r} there, {new!r} now" for key, (old, new) in sorted(changed.items()))
+        raise ConfigError(
+            f"out_dir: {run.folder} holds a run with another configuration:{lines}\n"
+            "choose another out_dir, or give the same settings to go on with it"
+        )
+
+
+def require_space(run: TrainRun) -> None:
+    """The kept checkpoints (weights and two moments, fp32), the one being written, and final/."""
+    missing = max(1, run.checkpoint.keep_last + 2 - len(list_steps(run.folder / "checkpoints")))
+    needed = run.model.num_parameters * 4 * (3 * missing + 1)
+    files.require_space(run.folder, needed, what="checkpoints and final/")
+
+
+def write_run_files(loaded: Loaded[TrainRun], run: TrainRun) -> None:
+    files.write_text(run.folder / "base_config.yaml", loaded.text)
+    files.write_text(run.folder / "config.yaml", dump(run))
+    files.write_text(run.folder / "env.json", json.dumps(environment(), indent=2) + "\n")

@@ -1,0 +1,125 @@
+"""The hooks of one training run: where its numbers, validations, samples and checkpoints go, and what stops it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from cyberslm import files
+from cyberslm.checkpoint.folder import TrainingFiles, save_model
+from cyberslm.checkpoint.steps import rotate, step_folder
+from cyberslm.data.prepare import Prepared
+from cyberslm.generation.engine import Engine
+from cyberslm.model.model import CyberSLM
+from cyberslm.recipes.config import TrainRun
+from cyberslm.recipes.data import bytes_per_id, row_loader
+from cyberslm.recipes.machine import autocast, package_version
+from cyberslm.training.loss import Score, measure
+from cyberslm.training.optim import build_optimizer, optimizer_tensors
+from cyberslm.training.plots import can_plot, loss_curve
+from cyberslm.training.trackers import Meter, MetricsFile, Record, Screen, read_metrics, validation_line
+from cyberslm.training.trainer import TrainState
+
+
+class Interrupts:
+    """Ctrl-C and SIGTERM ask the loop to save and stop; a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        try:
+            before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not the main thread of the program: signals are its business
+            before = {}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self.number is not None:
+            raise SystemExit(128 + number)
+        self.number = number
+
+
+class RunHooks:
+    """One run in its folder: the hooks of the training loop and what they need."""
+
+    def __init__(self, run: TrainRun, model: CyberSLM, prepared: Prepared, state: TrainState, screen: Screen) -> None:
+        self.run, self.model, self.prepared, self.screen = run, model, prepared, screen
+        self.optimizer = build_optimizer(model, run.optimizer)
+        self.interrupts = Interrupts()
+        self.metrics = MetricsFile(run.folder / "metrics.jsonl", step=state.step)
+        self.samples = MetricsFile(run.folder / "samples.jsonl", step=state.step)
+        self.meter = Meter(total_steps=run.train.max_steps, interval=run.logging.interval)
+        self.bytes_per_id = bytes_per_id(prepared.tokenizer)
+        self.autocast = autocast(run.precision, model.device)
+        self.loader = row_loader(run, prepared, prepared.train)
+
+    def record(self, record: Record) -> None:
+        self.metrics.write(record)
+        if record["type"] == "validation":
+            self.screen.line(validation_line(record, total_steps=self.run.train.max_steps))
+        elif (line := self.meter.add(record)) is not None:
+            self.screen.line(line)
+        if record["type"] == "train":
+            self.screen.advance(int(str(record["step"])))
+
+    def validate(self, state: TrainState) -> Score | None:
+        if self.prepared.validation is None:
+            return None
+        loader = row_loader(self.run, self.prepared, self.prepared.validation)
+        batches = loader.sequential(self.run.train.micro_batch_size)
+        limit, total = self.run.eval.max_batches, -(-loader.rows_per_epoch // self.run.train.micro_batch_size)
+        if 0 < limit < total:
+            wanted = {index * total // limit for index in range(limit)}
+            batches = (batch for index, batch in enumerate(batches) if index in wanted)
+        with self.autocast():
+            score = measure(self.model, batches, self.bytes_per_id)
+        self._sample(state.step)
+        return score
+
+    def _sample(self, step: int) -> None:
+        prompts = self.run.eval.sample_prompts
+        if not prompts:
+            return
+        engine = Engine(self.model, self.prepared.tokenizer)
+        made = engine.generate(prompts, max_new_tokens=self.run.eval.sample_tokens, temperature=0.8, top_p=0.95, seed=0)
+        for completion in made:
+            self.samples.write({"type": "sample", "step": step, "prompt": completion.prompt, "text": completion.text})
+            self.screen.line(f"step {step} | sample | {(completion.prompt + completion.text)!r}")
+
+    def save(self, state: TrainState, score: Score | None) -> None:
+        fields: dict[str, object] = {
+            "step": state.step,
+            "data_sha256": self.prepared.data_sha256,
+            "cyberslm": package_version("cyberslm"),
+        }
+        if score is not None:
+            fields["validation"] = {"loss": score.loss, "bits_per_byte": score.bits_per_byte}
+        training = TrainingFiles(optimizer_tensors(self.optimizer, self.model), state.to_json())
+        checkpoints = self.run.folder / "checkpoints"
+        target = step_folder(checkpoints, state.step)
+        save_model(target, self.model, self.prepared.tokenizer, fields, training)
+        rotate(checkpoints, self.run.checkpoint.keep_last)
+        self.screen.line(f"step {state.step}/{self.run.train.max_steps} | saved {target}")
+        self._plot()
+
+    def _plot(self) -> None:
+        if self.run.logging.plots and can_plot():
+            folder = self.run.folder / "plots"
+            folder.mkdir(exist_ok=True)
+            png = loss_curve(read_metrics(self.run.folder / "metrics.jsonl"), title=self.run.folder.name)
+            files.write_bytes(folder / "loss.png", png)
+
+    def should_stop(self) -> bool:
+        return self.interrupts.number is not None
+
+    def close(self) -> None:
+        self.metrics.close()
+        self.samples.close()

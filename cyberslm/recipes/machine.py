@@ -1,0 +1,65 @@
+"""What this machine is and can do, as far as a run needs to know it."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from cyberslm.errors import ConfigError
+from cyberslm.recipes.config import TrainRun
+
+PACKAGES = ("cyberslm", "torch", "sentencepiece", "safetensors", "numpy")
+
+
+def pick_device(name: str) -> torch.device:
+    """The device meant by auto, cpu or cuda."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device must be auto, cpu or cuda, not {name!r}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device: cuda was asked for and torch sees no NVIDIA GPU: use device: auto or cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def on_this_machine(run: TrainRun) -> tuple[TrainRun, torch.device]:
+    """The run with ``auto`` replaced by what it means here, and its device."""
+    device = pick_device(run.device)
+    precision = run.precision
+    if precision == "auto":
+        has_bf16 = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_avx512_bf16_supported()
+        precision = "bf16" if has_bf16 else "fp32"
+    return replace(run, device="cuda" if device.type == "cuda" else "cpu", precision=precision), device
+
+
+def autocast(precision: str, device: torch.device) -> Callable:
+    """A context for the forward pass: bf16 matrix products on fp32 weights, or nothing."""
+    if precision == "fp32":
+        return nullcontext
+    return partial(torch.autocast, device.type, dtype=torch.bfloat16)
+
+
+def environment() -> dict[str, object]:
+    """What decides numbers besides the configuration, for ``env.json``."""
+    return {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "system": platform.platform(),
+        "threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "packages": {name: package_version(name) for name in PACKAGES},
+        "command": sys.argv,
+    }
+
+
+def package_version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed as a package"
