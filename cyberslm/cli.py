@@ -29,14 +29,12 @@ tokenizer_app = typer.Typer(help="Work on tokenizers.", no_args_is_help=True, ri
 app.add_typer(data_app, name="data")
 app.add_typer(tokenizer_app, name="tokenizer")
 
-Config = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="The run's configuration.")]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[key=value]...", help="Settings that replace the file's.")
-]
+Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's configuration.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings that replace the file's.")]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, or a run folder.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text: one object a line.")]
 
 
 def _version(asked: bool) -> None:
@@ -65,7 +63,10 @@ def init(
     out: Annotated[Path, typer.Option(help="The YAML file to write.")] = Path("cyberslm.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
-    """Write a commented YAML for a folder of text, with sizes that suit it."""
+    """Write a commented YAML for your own text.
+
+    Its sizes suit how much text there is.
+    """
     from cyberslm.files import write_text
     from cyberslm.recipes.starter import starter
 
@@ -77,9 +78,9 @@ def init(
 
 @app.command(no_args_is_help=True)
 def check(config: Config, overrides: Overrides = None) -> None:
-    """Show what a run would do, without training: settings, sizes, steps, the first batch as text.
+    """Show what a run would do, without training.
 
-    Data are prepared if they aren't yet.
+    Settings, sizes, steps and the first batch as text. Data are prepared if they aren't yet.
     """
     from cyberslm.recipes.check import check as lines
     from cyberslm.recipes.config import load_run
@@ -95,7 +96,10 @@ def train(
     stop_at: Annotated[int | None, typer.Option(help="End this call after that step; run again to go on.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a model: prepares the data if needed, resumes by itself, writes RUN/final."""
+    """Train a model: text in, model folder out.
+
+    Prepares the data if needed, goes on from the newest checkpoint if there is one, and writes OUT_DIR/final.
+    """
     from cyberslm.recipes.config import load_run
     from cyberslm.recipes.train import run_training
     from cyberslm.training.allocator import keep_freed_memory
@@ -153,7 +157,10 @@ def evaluate(
     as_json: AsJson = False,
     device: Device = "auto",
 ) -> None:
-    """Bits per byte on held-out text, beside a unigram model and compressors on the same bytes."""
+    """Score a model on held-out text, in fp32.
+
+    Bits per byte, beside those of a unigram model and of compressors on the same bytes.
+    """
     from cyberslm.recipes.evaluate import evaluate as score
 
     found = score(model, data=data, device=device)
@@ -183,7 +190,10 @@ def evaluate(
 
 @data_app.command("prepare", no_args_is_help=True)
 def data_prepare(config: Config, overrides: Overrides = None) -> None:
-    """Read the sources, split, tokenize and write token shards; nothing is done when they are up to date."""
+    """Read, split and tokenize the sources.
+
+    Nothing is done when the token shards are up to date.
+    """
     from cyberslm.recipes.config import load_run
     from cyberslm.recipes.data import describe, ensure_prepared
 
@@ -199,7 +209,10 @@ def tokenizer_train(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write; default OUT_DIR/tokenizer.")] = None,
 ) -> None:
-    """Train a tokenizer on the training split and write it to a folder that tokenizer.path can name."""
+    """Train a tokenizer alone.
+
+    It learns from the training split and is written to a folder that tokenizer.path can name.
+    """
     from cyberslm.recipes.config import load_run
     from cyberslm.recipes.data import write_tokenizer
 

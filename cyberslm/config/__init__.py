@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from cyberslm.config.loading import Loaded, load, parse
 from cyberslm.config.schema import FieldDoc, PathStr, documented_fields
-from cyberslm.config.writing import differences, dump, template, to_mapping
+from cyberslm.config.writing import LEFT_OUT, differences, dump, template, to_mapping
 
 __all__ = [
+    "LEFT_OUT",
     "FieldDoc",
     "Loaded",
     "PathStr",

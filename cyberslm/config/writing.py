@@ -68,10 +68,14 @@ def _flow(value: Any) -> str:
     return scalars.write(value)
 
 
+LEFT_OUT = object()
+"""A value for ``template``: the setting stands in a comment, so that what it takes when left out applies."""
+
+
 def template(cls: type, values: Mapping[str, object] | None = None, *, header: str = "") -> str:
     """Commented YAML of every setting: its documentation above its default or ``values["dotted.key"]``.
 
-    An optional section that is off is written out in comments. A required setting without a value is left empty for
+    An optional section that is off, and a setting whose value is ``LEFT_OUT``, are written out in comments. A required setting without a value is left empty for
     the user to fill. Raises ``ConfigError`` for a key of ``values`` that is not a setting of ``cls``.
     """
     values = values or {}
@@ -93,7 +97,9 @@ def _settings(root: type, cls: type, prefix: str, values: Mapping[str, object], 
         lines += [""] if section and lines and lines[-1] else []
         lines += [f"# {line}" for line in textwrap.wrap(doc, _WIDTH)]
         if section is None:
-            lines += _setting(name, field.type, values.get(key, defaults[name]))
+            left_out = values.get(key) is LEFT_OUT
+            setting = _setting(name, field.type, defaults[name] if left_out else values.get(key, defaults[name]))
+            lines += [f"# {line}" for line in setting] if left_out else setting
             continue
         inner = _settings(root, section, f"{key}.", values, defaults[name])
         block = [f"{name}:", *(f"  {line}".rstrip() for line in inner)]

@@ -18,7 +18,7 @@ MAX_THREADS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """An organisation's text and how it becomes token shards."""
+    """The text to learn from, and how it becomes token shards."""
 
     sources: tuple[PathStr, ...] = ()
     """Files, folders or globs to learn from: .txt .text .md .rst .log text, .jsonl .ndjson with one record a line."""

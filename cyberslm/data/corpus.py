@@ -94,6 +94,11 @@ class Corpus:
         listed = ", ".join(f"{number} {reason}" for reason, number in sorted(skipped.items())) or "nothing"
         if documents == 0:
             raise DataError(f"data.sources hold no text: {len(self.files)} files read, skipped: {listed}")
+        if documents == 1 and self.config.validation_fraction > 0 and not self.config.validation:
+            raise DataError(
+                f"data.sources hold one document (skipped: {listed}) and none is left to validate on; add text, cut it "
+                "into more documents with data.txt_unit: paragraph, or set data.validation_fraction: 0"
+            )
         if documents == held_out:
             raise DataError(
                 f"all {documents} documents are held out and none is left to learn from (skipped: {listed}); lower "

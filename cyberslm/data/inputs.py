@@ -70,7 +70,7 @@ def find_inputs(sources: Sequence[str], *, key: str) -> Inputs:
     inputs = Inputs()
     seen: set[Path] = set()
     for index, source in enumerate(sources):
-        source_key = f"{key}[{index}]"
+        source_key = f"{key}[{index}]" if key.startswith("data.") else key
         passed_over = inputs.passed_over[source_key] = Counter()
         for found in sorted(set(_expand(source, source_key)), key=_sort_key):
             if found.passed_over is not None:

@@ -129,7 +129,7 @@ def stale(folder: Path, config: DataConfig, tokenizer_settings: Mapping[str, obj
     data are taken as they are: a machine that trains need not hold the text.
     """
     if not folder.exists():
-        return f"{folder} does not exist yet"
+        return "not there yet"
     try:
         manifest: Mapping[str, Any] = read_manifest(folder)
         _check_listed(folder, manifest)

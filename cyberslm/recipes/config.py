@@ -22,7 +22,7 @@ class EvalConfig:
     """Validation during training."""
 
     interval: int = 250
-    """Steps between validations; every checkpoint is validated too."""
+    """Steps between validations; checkpoints at checkpoint.interval and at the end are validated too."""
 
     max_batches: int = 0
     """Batches of micro_batch_size rows per validation, spread evenly over the split; 0 = the whole split."""

@@ -15,7 +15,7 @@ from cyberslm.data.inputs import find_inputs
 from cyberslm.data.loader import RowLoader
 from cyberslm.data.prepare import Prepared, Texts, open_prepared, prepare, stale, training_texts
 from cyberslm.data.shards import TokenStore
-from cyberslm.errors import ConfigError, IntegrityError
+from cyberslm.errors import ConfigError, IntegrityError, StorageError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.recipes.config import TrainRun
 from cyberslm.text.tokenizer import MODEL_FILE, SentencePieceTokenizer, Tokenizer
@@ -47,7 +47,7 @@ def ensure_prepared(run: TrainRun, say: Say, *, trained_on: str | None = None) -
         raise IntegrityError(_OTHER_DATA.format(folder=run.folder, reason=reason))
     if reason is None:
         say(f"data: {folder} is up to date")
-        prepared = open_prepared(folder)
+        prepared = open_verified(folder)
     else:
         prepared = _prepare(run, settings, reason, say)
     if trained_on not in (None, prepared.data_sha256):
@@ -55,12 +55,16 @@ def ensure_prepared(run: TrainRun, say: Say, *, trained_on: str | None = None) -
     return prepared
 
 
-_OTHER_DATA = "{folder} holds a run that began with other data ({reason}): restore the text, or choose another out_dir"
+_OTHER_DATA = "{folder} holds a run that began with other data ({reason}): restore the text, choose another out_dir, or delete that folder to start anew"
 
 
 def _prepare(run: TrainRun, settings: dict[str, object], reason: str, say: Say) -> Prepared:
     folder = run.prepared
-    say(f"data: preparing {folder} ({reason})")
+    say(f"data: preparing {folder}: {reason}")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{folder.parent} can't be made: {error.strerror}") from error
     return prepare(
         run.data,
         lambda texts: _tokenizer(run.tokenizer, texts, say),
@@ -84,6 +88,13 @@ def fit_model(config: CyberSLMConfig, tokenizer: Tokenizer, *, vocab_given: bool
         bos_token_id=tokenizer.bos_id,
         eos_token_id=tokenizer.eos_id,
     )
+
+
+def open_verified(folder: Path) -> Prepared:
+    """Prepared data whose every file has the SHA-256 of its manifest; `IntegrityError` names one that hasn't."""
+    prepared = open_prepared(folder)
+    files.verify(folder)
+    return prepared
 
 
 def row_loader(run: TrainRun, prepared: Prepared, store: TokenStore) -> RowLoader:
@@ -130,7 +141,7 @@ def write_tokenizer(run: TrainRun, folder: Path | None, say: Say) -> Path:
 def describe(prepared: Prepared) -> Iterator[str]:
     """One line per source and split, for people."""
     for name, counts in sorted(dict(prepared.manifest["sources"]).items()):
-        read = f"{counts['documents']:,} documents, {short(counts['bytes'])}B, {short(counts['tokens'])} tokens"
+        read = f"{counts['documents']:,} documents, {short(counts['bytes'], 'B')}, {short(counts['tokens'])} tokens"
         mended = counts["mended_surrogates"]
         notes = [f"{number:,} {why}" for why, number in sorted(counts["skipped"].items())]
         yield (
@@ -153,8 +164,8 @@ def _tokenizer(config: TokenizerConfig, texts: Texts, say: Say) -> Tokenizer:
     report = trained.report
     cut = f", cut at {report.reserved:,} reserved characters" if report.reserved else ""
     say(
-        f"tokenizer: {report.vocab_size:,} pieces from {short(report.bytes_used)}B of {short(report.bytes)}B"
-        f" in {report.documents:,} documents{cut}, {report.bytes_per_token:.2f} bytes per token"
+        f"tokenizer: {report.vocab_size:,} pieces from {short(report.bytes_used, 'B')} of {short(report.bytes, 'B')}"
+        f" in {report.documents:,} documents{cut}"
     )
     return trained.tokenizer
 
@@ -167,6 +178,6 @@ def _stages(say: Say) -> Callable[[str, int, int], None]:
     def progress(stage: str, _done: int, total: int) -> None:
         if stage not in seen:
             seen.add(stage)
-            say(f"data: {names.get(stage, stage)} ({short(total)}B)")
+            say(f"data: {names.get(stage, stage)} ({short(total, 'B')})")
 
     return progress

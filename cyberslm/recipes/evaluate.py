@@ -7,12 +7,11 @@ from pathlib import Path
 
 from cyberslm.config import load
 from cyberslm.data.loader import RowLoader
-from cyberslm.data.prepare import open_prepared
 from cyberslm.errors import ConfigError
 from cyberslm.evaluation.yardsticks import Yardstick, yardsticks
 from cyberslm.generation.engine import Engine
 from cyberslm.recipes.config import TrainRun
-from cyberslm.recipes.data import bytes_per_id
+from cyberslm.recipes.data import bytes_per_id, open_verified
 from cyberslm.recipes.use import find_model
 from cyberslm.recipes.use import load as load_engine
 from cyberslm.training.loss import Score, measure
@@ -34,7 +33,7 @@ def evaluate(path: Path, *, data: Path | None = None, device: str = "auto") -> E
     """Bits per byte of the model on the validation split of prepared data (default: those of its run), in fp32."""
     folder = find_model(path)
     engine: Engine = load_engine(folder, device=device)
-    prepared = open_prepared(data or _data_of(folder))
+    prepared = open_verified(data or _data_of(folder))
     if engine.tokenizer.sha256 != prepared.tokenizer.sha256:
         raise ConfigError(
             f"{prepared.folder} was made with another tokenizer than {folder}: prepare the text with the model's"

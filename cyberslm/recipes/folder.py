@@ -36,7 +36,7 @@ def refuse_other_run(run: TrainRun) -> None:
         lines = "".join(f"\n  {key}: {old!r} there, {new!r} now" for key, (old, new) in sorted(changed.items()))
         raise ConfigError(
             f"out_dir: {run.folder} holds a run with another configuration:{lines}\n"
-            "choose another out_dir, or give the same settings to go on with it"
+            "choose another out_dir, delete that folder to start anew, or give the same settings to go on with it"
         )
 
 

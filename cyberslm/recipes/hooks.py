@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,8 +44,10 @@ class Interrupts:
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.number is not None:
+            os.write(2, b"\nquit without saving\n")
             raise SystemExit(128 + number)
         self.number = number
+        os.write(2, b"\nsaving after this step, then stopping (once more: quit without saving)\n")
 
 
 class RunHooks:

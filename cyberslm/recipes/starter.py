@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from cyberslm.config import template
+from cyberslm.config import LEFT_OUT, template
 from cyberslm.errors import ConfigError
 from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.data import count_text
+from cyberslm.training.trackers import count
 
 FEW_FILES = 20
 
@@ -45,13 +46,14 @@ def starter(text: Path, *, out: Path) -> str:
     step_bytes = preset.rows * preset.max_seq_len * BYTES_PER_TOKEN
     steps = max(100, round(found.num_bytes * preset.epochs / step_bytes, -1))
     interval = max(10, int(steps) // 10)
-    name = text.resolve().name or "model"
+    name = text.resolve().stem or "model"
     values: dict[str, object] = {
         "out_dir": f"runs/{name}",
         "data.sources": [str(text.resolve())],
         "data.txt_unit": "paragraph" if found.txt_files and found.num_files < FEW_FILES else "file",
         "tokenizer.vocab_size": preset.vocab_size,
         "tokenizer.shrink": True,
+        "model.vocab_size": LEFT_OUT,
         "model.hidden_dim": preset.hidden_dim,
         "model.num_layers": preset.num_layers,
         "model.num_heads": preset.num_heads,
@@ -66,9 +68,9 @@ def starter(text: Path, *, out: Path) -> str:
         "checkpoint.interval": interval,
     }
     header = (
-        f"Train a small language model on {text} ({found.num_files} files, {found.num_bytes / 1e6:.1f} MB).\n"
+        f"Train a small language model on {text} ({count(found.num_files, 'file')}, {found.num_bytes / 1e6:.1f} MB).\n"
         f"Look first:  cyberslm check {out}\n"
         f"Then train:  cyberslm train {out}\n"
-        "Every setting is here with its meaning; what you delete takes its default. Paths count from this file."
+        "Every setting is here with its meaning; what you delete takes its default. Relative paths count from this file."
     )
     return template(TrainRun, values, header=header)

@@ -148,7 +148,9 @@ def header(run: TrainRun, loader: RowLoader, device: torch.device) -> list[str]:
     step_tokens = batch * config.max_seq_len
     steps_per_epoch = loader.rows_per_epoch / batch
     total = config.num_parameters
+    short_of_text = loader.store.num_tokens <= config.max_seq_len
     return [
+        *(["warning: model.max_seq_len is longer than the training text: rows are mostly padding"] * short_of_text),
         f"model: {total:,} parameters ({total - config.num_embedding_parameters:,} without embeddings),"
         f" {config.num_layers} layers, width {config.hidden_dim}, context {config.max_seq_len},"
         f" vocabulary {config.vocab_size:,}",

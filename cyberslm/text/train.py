@@ -42,7 +42,7 @@ _TOO_SMALL = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
-    """The YAML section ``tokenizer``."""
+    """How text becomes tokens: one tokenizer is trained on the training split, or a given one is used."""
 
     path: PathStr | None = None
     """An existing tokenizer.model, or a folder that holds one; null trains one on the training split."""
@@ -77,11 +77,11 @@ class TokenizerConfig:
         for name, low, high in limits:
             value = getattr(self, name)
             if not low <= value <= high:
-                raise ConfigError(f"tokenizer.{name}: {value} is outside {low} to {high:,}")
+                raise ConfigError(f"{name}: {value} is outside {low} to {high:,}")
         if self.max_train_bytes < 1:
-            raise ConfigError(f"tokenizer.max_train_bytes: {self.max_train_bytes} is less than 1")
+            raise ConfigError(f"max_train_bytes: {self.max_train_bytes} is less than 1")
         if self.path is not None and not self.path:
-            raise ConfigError("tokenizer.path: is empty; give a path, or null to train a tokenizer")
+            raise ConfigError("path: is empty; give a path, or null to train a tokenizer")
 
 
 class TrainingReport(NamedTuple):

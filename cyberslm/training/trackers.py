@@ -167,12 +167,18 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def short(count: float) -> str:
-    """1234567 -> '1.23M'."""
-    for size, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
-            return f"{count / size:.2f}{suffix}"
-    return f"{count:.0f}"
+def short(number: float, unit: str = "") -> str:
+    """1234567 -> '1.23M'; with the unit 'B', '1.23 MB'."""
+    space = " " if unit else ""
+    for size, suffix in ((1e9, "G" if unit else "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.2f}{space}{suffix}{unit}"
+    return f"{number:.0f}{space}{unit}"
+
+
+def count(number: int, thing: str) -> str:
+    """'1 file', '2,000 files'."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def clock(seconds: float) -> str:

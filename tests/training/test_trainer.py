@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -234,3 +236,26 @@ def test_training_lowers_the_loss_of_rows_seen_again() -> None:
     losses = [record["loss"] for record in hooks.records]
     assert losses[0] == pytest.approx(math.log(40), abs=0.15)
     assert losses[-1] < 0.5
+
+
+def test_bf16_arithmetic_keeps_fp32_weights_that_small_updates_move() -> None:
+    """G38 (speculators#765): with weights kept in bf16, updates below the rounding step vanished; gains stayed 1.0."""
+    finals = []
+    for autocast in (nullcontext, partial(torch.autocast, "cpu", dtype=torch.bfloat16)):
+        model = CyberSLM(CONFIG, seed=1)
+        before = [p.detach().clone() for p in model.parameters()]
+        plan = Plan(
+            config=TrainConfig(max_steps=20, micro_batch_size=4, global_batch_size=4),
+            seed=1,
+            rate=lambda step: 1e-4,
+            until=20,
+            validate_every=100,
+            save_every=100,
+            autocast=autocast,
+        )
+        train(plan, model, build_optimizer(model, OptimizerConfig()), Rows(), TrainState(), Hooks())
+        assert all(p.dtype == torch.float32 for p in model.parameters())
+        finals.append([(a != b).float().mean().item() for a, b in zip(before, model.parameters(), strict=True)])
+        assert (model.norm.weight != 1).float().mean() > 0.99
+    for fp32, bf16 in zip(*finals, strict=True):
+        assert bf16 == pytest.approx(fp32, abs=0.01)
