@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -43,6 +44,9 @@ def _version(asked: bool) -> None:
 
         typer.echo(f"cyberslm {version('cyberslm')}")
         raise typer.Exit
+
+
+OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)
 
 
 @app.callback()
@@ -130,6 +134,10 @@ def generate(
 ) -> None:
     """Continue a prompt. The prompt is printed too; --json gives one object per prompt."""
     prompts = _prompts(prompt, prompt_file)
+    if stream and (as_json or len(prompts) > 1):
+        raise GenerationError(
+            "--stream shows one prompt's text as it is made: leave it out with --json or several prompts"
+        )
     from cyberslm.decoding.sampling import SamplingParams
     from cyberslm.recipes.use import load
 
@@ -222,6 +230,8 @@ def tokenizer_train(
 
 def run() -> None:
     """Run the command line and leave with its exit code."""
+    if sys.stdout is None:  # closed by the caller: what would be printed goes nowhere
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 (for the life of the process)
     try:
         app()
     except CyberSLMError as error:
@@ -233,14 +243,25 @@ def run() -> None:
         # Nobody reads any more: stop quietly, and keep Python from complaining when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-    except MemoryError:
-        typer.echo("error: out of memory: lower train.micro_batch_size or model.max_seq_len", err=True)
+    except OSError as error:
+        typer.echo(f"error: {error.filename or 'output'}: {error.strerror or error}", err=True)
+        sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not OUT_OF_MEMORY.search(str(error)):
+            raise
+        typer.echo(
+            "error: out of memory: lower train.micro_batch_size, train.global_batch_size or model.max_seq_len", err=True
+        )
         sys.exit(1)
 
 
 def _prompts(given: list[str] | None, file: Path | None) -> list[str]:
-    if bool(given) == (file is not None):
+    if given and file is not None:
+        raise GenerationError("give either --prompt or --prompt-file, not both")
+    if not given and file is None:
         raise GenerationError("give a prompt: --prompt TEXT (repeatable), --prompt - for stdin, or --prompt-file FILE")
+    if "-" in (given or ()) and sys.stdin is None:
+        raise GenerationError("--prompt - reads stdin, which is closed")
     try:
         if file is not None:
             return [file.read_text(encoding="utf-8")]

@@ -232,7 +232,7 @@ def test_everything_is_synced_before_the_folder_gets_its_name(tmp_path, monkeypa
     files.publish(tmp_path / "f", fill_with("old"))
     steps = record_steps(monkeypatch)
     files.publish(tmp_path / "f", fill_with("new"), replace=True)
-    partial = str(tmp_path / ".f.partial")
+    partial = str(tmp_path / ".f.cyberslm-partial")
     synced = [
         f"{partial}/a.txt",
         f"{partial}/training/state.json",
@@ -242,7 +242,7 @@ def test_everything_is_synced_before_the_folder_gets_its_name(tmp_path, monkeypa
     ]
     assert steps[:8] == [
         *(("fsync", path) for path in synced),
-        ("rename", str(tmp_path / ".f.old")),
+        ("rename", str(tmp_path / ".f.cyberslm-old")),
         ("rename", str(tmp_path / "f")),
         ("fsync", str(tmp_path)),
     ]
@@ -265,7 +265,7 @@ def test_a_folder_is_old_or_new_wherever_the_process_is_killed(tmp_path, replace
     for at in every_death(lambda: files.publish(target, fill_with("new"), replace=replace), reset):
         state = files.verify(target)["kind"] if target.exists() else "missing"
         if replace and state == "missing":
-            assert files.verify(target.with_name(".final.old"))["kind"] == "old"
+            assert files.verify(target.with_name(".final.cyberslm-old"))["kind"] == "old"
         seen.add(state)
         if at % 2:
             files.sweep(target.parent)
@@ -326,7 +326,7 @@ def test_the_target_is_put_back_when_the_second_rename_fails(tmp_path, monkeypat
     for error in (OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()):
 
         def rename(source, target, error=error):
-            if str(source).endswith(".partial"):
+            if str(source).endswith(".cyberslm-partial"):
                 raise error
             real(source, target)
 
@@ -354,7 +354,8 @@ def test_only_own_or_empty_folders_give_way(tmp_path):
     files.publish(tmp_path / "empty", fill_with("one"))
     with pytest.raises(StorageError, match="exists already"):
         files.publish(tmp_path / "empty", fill_with("two"))
-    (tmp_path / "empty" / "manifest.json").write_text("damaged")
+    manifest = tmp_path / "empty" / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:-9])
     files.publish(tmp_path / "empty", fill_with("two"), replace=True)
     assert files.verify(tmp_path / "empty")["kind"] == "two"
 
@@ -528,11 +529,11 @@ def test_arbitrary_bytes_are_no_manifest(tmp_path, data):
 
 
 def test_sweep_leaves_what_is_not_ours(tmp_path):
-    (tmp_path / ".photos.old").mkdir()
-    (tmp_path / ".photos.old" / "cat.jpg").write_text("cat")
-    (tmp_path / ".empty.old").mkdir()
-    (tmp_path / ".link.partial").symlink_to(".photos.old")
-    (tmp_path / ".file.partial").write_text("x")
+    (tmp_path / ".photos.cyberslm-old").mkdir()
+    (tmp_path / ".photos.cyberslm-old" / "cat.jpg").write_text("cat")
+    (tmp_path / ".empty.cyberslm-old").mkdir()
+    (tmp_path / ".link.cyberslm-partial").symlink_to(".photos.cyberslm-old")
+    (tmp_path / ".file.cyberslm-partial").write_text("x")
     (tmp_path / ".cyberslm-notes.tmp").write_text("x")
     (tmp_path / ".cyberslm-0123456789abcdef.tmp").symlink_to("elsewhere")
     before = listing(tmp_path)
@@ -543,15 +544,15 @@ def test_sweep_leaves_what_is_not_ours(tmp_path):
 
 def test_sweep_says_what_it_did(tmp_path):
     files.publish(tmp_path / "a", fill_with("a"))
-    (tmp_path / "a").rename(tmp_path / ".a.old")
+    (tmp_path / "a").rename(tmp_path / ".a.cyberslm-old")
     files.publish(tmp_path / "b", fill_with("b"))
     files.publish(tmp_path / "c", fill_with("c"))
-    (tmp_path / "c").rename(tmp_path / ".b.old")
-    (tmp_path / ".d.partial").mkdir()
-    (tmp_path / ".d.partial" / "x").write_text("x")
+    (tmp_path / "c").rename(tmp_path / ".b.cyberslm-old")
+    (tmp_path / ".d.cyberslm-partial").mkdir()
+    (tmp_path / ".d.cyberslm-partial" / "x").write_text("x")
     (tmp_path / ".cyberslm-0123456789abcdef.tmp").write_text("x")
     names = [path.name for path in files.sweep(tmp_path)]
-    assert names == [".a.old", ".b.old", ".cyberslm-0123456789abcdef.tmp", ".d.partial"]
+    assert names == [".a.cyberslm-old", ".b.cyberslm-old", ".cyberslm-0123456789abcdef.tmp", ".d.cyberslm-partial"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
     assert (files.verify(tmp_path / "a")["kind"], files.verify(tmp_path / "b")["kind"]) == ("a", "b")
 
@@ -611,3 +612,34 @@ def test_space_is_required_before_work_begins(tmp_path):
 def test_the_hash_is_that_of_the_bytes(tmp_path):
     (tmp_path / "x").write_bytes(b"abc")
     assert files.sha256_file(tmp_path / "x") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_sweep_leaves_folders_that_only_look_like_litter(tmp_path):
+    """Any ``.x.partial`` beside a run's folder was deleted."""
+    for name in (".dl.partial", ".app.old", ".cyberslm-partial"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text("{}")
+        (tmp_path / name / "f").write_text("precious")
+    assert files.sweep(tmp_path) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".app.old", ".cyberslm-partial", ".dl.partial"]
+
+
+def test_folder_with_the_manifest_of_another_program_is_never_replaced(tmp_path):
+    """A web app's ``final/`` with a manifest.json of its own was replaced."""
+    (tmp_path / "final").mkdir()
+    (tmp_path / "final" / "manifest.json").write_text('{"name": "app", "files": {"a": 1}}')
+    for attempt in (
+        lambda: files.publish(tmp_path / "final", lambda staging: {}, replace=True),
+        lambda: files.remove(tmp_path / "final"),
+    ):
+        with pytest.raises(StorageError, match="not a CyberSLM folder"):
+            attempt()
+    assert (tmp_path / "final" / "manifest.json").read_text().startswith('{"name"')
+
+
+def test_folder_of_ours_with_a_damaged_manifest_can_be_replaced(tmp_path):
+    files.publish(tmp_path / "m", lambda staging: {"kind": "x"})
+    manifest = tmp_path / "m" / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:-5])
+    files.publish(tmp_path / "m", lambda staging: {"kind": "y"}, replace=True)
+    assert files.verify(tmp_path / "m")["kind"] == "y"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from torch import Tensor
 from cyberslm import files
 from cyberslm.checkpoint.hf import config_from_json, disk_name, generation_config, hf_config
 from cyberslm.errors import IntegrityError, StorageError
+from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.model import CyberSLM
 from cyberslm.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -84,8 +86,12 @@ def load_model(folder: Path | str, *, device: torch.device | str = "cpu") -> Mod
     path = Path(folder)
     manifest = verify_model(path)
     config = config_from_json(read_json(path / "config.json"), where=str(path / "config.json"))
-    model = CyberSLM(config, device="meta")
-    weights = _read_weights(path / WEIGHTS, model, device)
+    try:
+        with safe_open(path / WEIGHTS, framework="pt", device=str(torch.device(device))) as archive:
+            model = _model_of(config, archive, path / WEIGHTS)
+            weights = {name: archive.get_tensor(disk_name(name)) for name, _ in model.named_parameters()}
+    except (SafetensorError, OSError) as error:
+        raise IntegrityError(f"{path / WEIGHTS} can't be read: {error}") from error
     model.load_state_dict(weights, strict=True, assign=True)
     model.rope.to_empty(device=device)
     model.rope.reset()
@@ -122,22 +128,22 @@ def read_json(path: Path) -> object:
         raise IntegrityError(f"{path} can't be read: {error}") from error
 
 
-def _read_weights(path: Path, model: CyberSLM, device: torch.device | str) -> dict[str, Tensor]:
-    wanted = {disk_name(name): (name, parameter) for name, parameter in model.named_parameters()}
-    try:
-        with safe_open(path, framework="pt", device=str(device)) as archive:
-            names = set(archive.keys())
-            if names != set(wanted):
-                odd = sorted(names ^ set(wanted))[0]
-                raise IntegrityError(f"{path}: tensor {odd} is {'missing' if odd in wanted else 'unknown'}")
-            for name, (_, parameter) in wanted.items():
-                if (shape := archive.get_slice(name).get_shape()) != list(parameter.shape):
-                    raise IntegrityError(
-                        f"{path}: tensor {name} has shape {shape}, config.json asks for {list(parameter.shape)}"
-                    )
-            return {name: archive.get_tensor(disk) for disk, (name, _) in wanted.items()}
-    except (SafetensorError, OSError) as error:
-        raise IntegrityError(f"{path} can't be read: {error}") from error
+def _model_of(config: CyberSLMConfig, archive: safe_open, path: Path) -> CyberSLM:
+    """The network of ``config`` without weights, after its header has shown that the file holds exactly those."""
+    headers = {name: archive.get_slice(name) for name in archive.keys()}  # noqa: SIM118 (not a mapping)
+    held = sum(math.prod(header.get_shape()) for header in headers.values())
+    if held != config.num_parameters:
+        raise IntegrityError(f"{path} holds {held:,} parameters, config.json asks for {config.num_parameters:,}")
+    if wrong := sorted({header.get_dtype() for header in headers.values()} - {"F32"}):
+        raise IntegrityError(f"{path} holds tensors of type {wrong[0]}, not F32")
+    model = CyberSLM(config, device="meta")
+    wanted = {disk_name(name): list(parameter.shape) for name, parameter in model.named_parameters()}
+    if odd := sorted(set(headers) ^ set(wanted)):
+        raise IntegrityError(f"{path}: tensor {odd[0]} is {'missing' if odd[0] in wanted else 'unknown'}")
+    for name, shape in wanted.items():
+        if (found := headers[name].get_shape()) != shape:
+            raise IntegrityError(f"{path}: tensor {name} has shape {found}, config.json asks for {shape}")
+    return model
 
 
 def _write_json(path: Path, value: object) -> None:

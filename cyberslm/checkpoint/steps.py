@@ -33,34 +33,45 @@ def step_folder(checkpoints: Path, step: int) -> Path:
 def list_steps(checkpoints: Path) -> list[Step]:
     """Step folders with a sound manifest, oldest first (the files themselves are verified when one is used)."""
     found = []
-    for path in checkpoints.iterdir() if checkpoints.is_dir() else ():
-        match = NAME.fullmatch(path.name)
-        if match and path.is_dir() and not path.is_symlink():
-            try:
-                manifest = files.read_manifest(path)
-            except IntegrityError:
-                continue
-            if manifest.get("kind") == KIND and manifest.get("step") == int(match[1]):
-                found.append(Step(int(match[1]), path, _loss(manifest)))
-    return sorted(found)
+    for step, path in _named(checkpoints):
+        try:
+            manifest = files.read_manifest(path)
+        except IntegrityError:
+            continue
+        if manifest.get("kind") == KIND and manifest.get("step") == step:
+            found.append(Step(step, path, _loss(manifest)))
+    return found
 
 
 def newest(checkpoints: Path, warn: Callable[[str], None]) -> Step | None:
-    """The newest step that verifies in full; damaged ones are passed over with a warning that names the file."""
-    for step in reversed(list_steps(checkpoints)):
+    """The newest step that verifies in full; damaged ones are passed over with a warning that names the file.
+
+    Raises `IntegrityError` when there are step folders and none is whole, and for one that was never a checkpoint: what
+    is there is not to be trained over in silence.
+    """
+    named = _named(checkpoints)
+    for step, path in reversed(named):
+        if not files.looks_published(path):
+            raise IntegrityError(f"{path} is no checkpoint (it has no manifest of one): delete it or move it away")
         try:
-            verify_model(step.path)
+            manifest = verify_model(path)
+            if manifest.get("step") != step:
+                raise IntegrityError(f"its manifest says step {manifest.get('step')}")
         except IntegrityError as error:
-            warn(f"warning: checkpoint {step.path.name} is damaged and was passed over: {error}")
+            warn(f"warning: checkpoint {path.name} is damaged and is passed over: {error}")
             continue
-        return step
+        return Step(step, path, _loss(manifest))
+    if named:
+        raise IntegrityError(
+            f"none of the {len(named)} checkpoints in {checkpoints} is whole: restore one, or delete them to start anew"
+        )
     return None
 
 
 def best(steps: list[Step]) -> Step | None:
     """The step with the lowest validation loss, the earliest among equals; None if none was validated."""
-    scored = [step for step in steps if step.validation_loss is not None]
-    return min(scored, key=lambda step: (step.validation_loss, step.step), default=None)
+    first = next(iter(ranked(steps)), None)
+    return first if first is not None and first.validation_loss is not None else None
 
 
 def rotate(checkpoints: Path, keep_last: int) -> list[Path]:
@@ -73,6 +84,18 @@ def rotate(checkpoints: Path, keep_last: int) -> list[Path]:
     for path in gone:
         files.remove(path)
     return gone
+
+
+def ranked(steps: list[Step]) -> list[Step]:
+    """Validated steps, the best first (the earliest among equals), then the others, the newest first."""
+    scored = sorted((s for s in steps if s.validation_loss is not None), key=lambda s: (s.validation_loss, s.step))
+    return scored + [step for step in reversed(steps) if step.validation_loss is None]
+
+
+def _named(checkpoints: Path) -> list[tuple[int, Path]]:
+    """Folders that are named as steps, in numeric order."""
+    matches = ((NAME.fullmatch(path.name), path) for path in (checkpoints.iterdir() if checkpoints.is_dir() else ()))
+    return sorted((int(match[1]), path) for match, path in matches if match and path.is_dir() and not path.is_symlink())
 
 
 def _loss(manifest: dict) -> float | None:

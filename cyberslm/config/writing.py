@@ -75,8 +75,9 @@ LEFT_OUT = object()
 def template(cls: type, values: Mapping[str, object] | None = None, *, header: str = "") -> str:
     """Commented YAML of every setting: its documentation above its default or ``values["dotted.key"]``.
 
-    An optional section that is off, and a setting whose value is ``LEFT_OUT``, are written out in comments. A required setting without a value is left empty for
-    the user to fill. Raises ``ConfigError`` for a key of ``values`` that is not a setting of ``cls``.
+    An optional section that is off, and a setting whose value is ``LEFT_OUT``, are written out in comments. A required
+    setting without a value is left empty for the user to fill. Raises ``ConfigError`` for a key of ``values`` that is
+    not a setting of ``cls``.
     """
     values = values or {}
     known = [key for key in documented_fields(cls) if "[]" not in key]

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from cyberslm import files
 from cyberslm.errors import DataError
 
 TEXT_SUFFIXES = frozenset({".txt", ".text", ".md", ".rst", ".log"})
@@ -76,7 +77,7 @@ def find_inputs(sources: Sequence[str], *, key: str) -> Inputs:
             if found.passed_over is not None:
                 passed_over[found.passed_over] += 1
                 continue
-            real = found.path.resolve()
+            real = Path(os.path.realpath(found.path))
             if real in seen:
                 passed_over["the same file again"] += 1
                 continue
@@ -192,23 +193,33 @@ def _glob(pattern: Path, key: str) -> Iterator[_Found]:
 
 
 def _walk(folder: Path) -> Iterator[_Found]:
-    inside = folder.resolve()
+    inside = Path(os.path.realpath(folder))
     for at, folders, names in os.walk(folder, onerror=_raise):
         here = Path(at)
         for name in list(folders):
-            linked = (here / name).is_symlink()
-            if linked or name.startswith("."):
+            why = _why_not_entered(here / name)
+            if why is not None:
                 folders.remove(name)
-                yield _Found(here / name, folder, "link to a folder" if linked else "hidden")
+                yield _Found(here / name, folder, why)
         for name in names:
             yield _Found(here / name, folder, _why_passed_over(here / name, inside))
+
+
+def _why_not_entered(folder: Path) -> str | None:
+    if folder.is_symlink():
+        return "link to a folder"
+    if folder.name.startswith("."):
+        return "hidden"
+    if files.looks_published(folder) or ((folder / ".lock").is_file() and (folder / "checkpoints").is_dir()):
+        return "folder that CyberSLM wrote"
+    return None
 
 
 def _why_passed_over(path: Path, inside: Path) -> str | None:
     suffix = path.suffix.lower()
     if path.name.startswith("."):
         return "hidden"
-    if path.is_symlink() and not path.resolve().is_relative_to(inside):
+    if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
         return "link out of the folder"
     if not path.is_file():
         return "not a regular file"

@@ -65,9 +65,9 @@ def budget_for(prompt_length: int, params: SamplingParams, max_seq_len: int) -> 
         raise GenerationError("the prompt is empty: it needs at least one token, such as <bos>")
     if room < (wanted or 1):
         asked = "" if wanted is None else f" and max_new_tokens {wanted}"
+        ways = "shorten the prompt" + (f" or ask for at most {room} new tokens" if room > 0 else "")
         raise GenerationError(
-            f"the prompt's {prompt_length} tokens{asked} do not fit the model's context of {max_seq_len}:"
-            f" shorten the prompt{'' if wanted is None else f' or ask for at most {max(room, 0)} new tokens'}"
+            f"the prompt's {prompt_length} tokens{asked} do not fit the model's context of {max_seq_len}: {ways}"
         )
     return min(room, DEFAULT_BUDGET) if wanted is None else wanted
 

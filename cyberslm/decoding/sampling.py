@@ -7,6 +7,7 @@ Temperature 0 takes the largest logit, the lowest id among equals.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +18,10 @@ from cyberslm.errors import GenerationError
 
 GREEDY_BELOW = 1e-6
 """A temperature under this is greedy: dividing by it would only turn rounding into order."""
+
+
+HOTTEST = 1e30
+"""A larger temperature is no hotter than uniform and would overflow fp32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +49,10 @@ class SamplingParams:
         self._whole("seed", low=0, optional=True)
         for name, low, high in (("temperature", 0.0, math.inf), ("top_p", 0.0, 1.0)):
             value = getattr(self, name)
-            numeric = isinstance(value, int | float) and not isinstance(value, bool)
-            if not numeric or not math.isfinite(value) or not low <= value <= high or (name == "top_p" and value == 0):
+            numeric = (
+                isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+            )
+            if not numeric or not low <= value <= high or (name == "top_p" and value == 0):
                 limits = "a finite number of at least 0" if name == "temperature" else "above 0 and at most 1"
                 raise GenerationError(f"{name} must be {limits}, not {value!r}")
 
@@ -54,7 +61,7 @@ class SamplingParams:
         if optional and value is None:
             return
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value < 1 << 63:
-            raise GenerationError(f"{name} must be a whole number of at least {low}, not {value!r}")
+            raise GenerationError(f"{name} must be a whole number from {low} to 2^63 - 1, not {value!r}")
 
     @property
     def greedy(self) -> bool:
@@ -63,7 +70,7 @@ class SamplingParams:
 
 def scale(logits_V: Tensor, params: SamplingParams) -> Tensor:
     """Divide by the temperature; shifted first, so that a tiny temperature cannot overflow."""
-    return (logits_V - logits_V.max()) / params.temperature
+    return (logits_V - logits_V.max()) / min(params.temperature, HOTTEST)
 
 
 def top_k(logits_V: Tensor, params: SamplingParams) -> Tensor:
@@ -79,6 +86,7 @@ def top_p(logits_V: Tensor, params: SamplingParams) -> Tensor:
         return logits_V
     probs_V, order_V = logits_V.softmax(-1).sort(descending=True, stable=True)
     late_V = probs_V.cumsum(-1) - probs_V >= params.top_p
+    late_V[0] = False
     return logits_V.masked_fill(torch.empty_like(late_V).scatter(-1, order_V, late_V), -torch.inf)
 
 

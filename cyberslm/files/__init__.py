@@ -5,20 +5,23 @@ readers see (``atomic``, ``folders``). ``manifest.json`` comes last into a folde
 file and of itself, so that "the manifest verifies" and "the folder is complete and unchanged" are one statement
 (``manifest``).
 
-Whatever kills the process, ``sweep`` finds by name what it left: ``.cyberslm-*.tmp`` files, ``.NAME.partial`` folders
-being filled or deleted, and ``.NAME.old``, a whole folder set aside for the instant of a replacement. A lock on each,
-which the kernel drops with its process, tells what a live process is writing from litter.
+Whatever kills the process, ``sweep`` finds by name what it left: ``.cyberslm-*.tmp`` files, folders being filled or
+deleted (``.NAME.cyberslm-partial``), and a whole folder set aside for the instant of a replacement
+(``.NAME.cyberslm-old``). A lock on each, which the kernel drops with its process, tells what a live process is writing
+from litter.
 """
 
 from __future__ import annotations
 
-from cyberslm.files.atomic import lock, require_space, sha256_file, write_bytes, write_text
+from cyberslm.files.atomic import lock, make_folder, require_space, sha256_file, write_bytes, write_text
 from cyberslm.files.folders import publish, remove, sweep
-from cyberslm.files.manifest import MANIFEST, read_manifest, verify
+from cyberslm.files.manifest import MANIFEST, looks_published, read_manifest, verify
 
 __all__ = [
     "MANIFEST",
     "lock",
+    "looks_published",
+    "make_folder",
     "publish",
     "read_manifest",
     "remove",

@@ -52,6 +52,13 @@ def write_text(path: str | Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
+def make_folder(path: str | Path) -> Path:
+    """Make a folder and its parents unless it is there. Raises ``StorageError``."""
+    with storage_errors(Path(path)):
+        Path(path).mkdir(parents=True, exist_ok=True)
+    return Path(path)
+
+
 def sha256_file(path: str | Path) -> str:
     """Hexadecimal SHA-256 of a file's bytes."""
     with Path(path).open("rb") as stream:

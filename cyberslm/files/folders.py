@@ -1,8 +1,8 @@
-"""Whole folders: filled under ``.NAME.partial``, sealed with a manifest, renamed into place.
+"""Whole folders: filled under ``.NAME.cyberslm-partial``, sealed with a manifest, renamed into place.
 
-A replacement takes two renames: the old folder goes to ``.NAME.old``, the new one gets the name. Between the two, and
-only there, the name is missing and ``sweep`` (or the next ``publish``) puts the old folder back. A ``.old`` is always
-whole, because a folder is renamed to a ``.partial`` before it is deleted.
+A replacement takes two renames: the old folder goes to ``.NAME.cyberslm-old``, the new one gets the name. Between the
+two, and only there, the name is missing and ``sweep`` (or the next ``publish``) puts the old folder back. A folder set
+aside is always whole, because it is renamed to a ``-partial`` before it is deleted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from cyberslm.errors import StorageError
 from cyberslm.files.atomic import TEMPORARY, is_live, sha256_file, storage_errors, sync, try_lock
-from cyberslm.files.manifest import MANIFEST, seal
+from cyberslm.files.manifest import MANIFEST, looks_published, seal
 
 
 def publish(
@@ -73,7 +73,7 @@ def sweep(parent: str | Path) -> list[Path]:
     swept = []
     with storage_errors(parent):
         for path in sorted(parent.iterdir()):
-            match = re.fullmatch(r"\.(.+)\.(?:partial|old)", path.name)
+            match = re.fullmatch(r"\.(.+)\.cyberslm-(?:partial|old)", path.name)
             if match and _sweep_folder(path, path.with_name(match[1])):
                 swept.append(path)
             elif TEMPORARY.fullmatch(path.name) and path.is_file() and not path.is_symlink() and not is_live(path):
@@ -85,11 +85,11 @@ def sweep(parent: str | Path) -> list[Path]:
 
 
 def _staging(target: Path) -> Path:
-    return target.with_name(f".{target.name}.partial")
+    return target.with_name(f".{target.name}.cyberslm-partial")
 
 
 def _aside(target: Path) -> Path:
-    return target.with_name(f".{target.name}.old")
+    return target.with_name(f".{target.name}.cyberslm-old")
 
 
 def _tidy(target: Path) -> None:
@@ -102,8 +102,8 @@ def _tidy(target: Path) -> None:
 
 
 def _is_published(folder: Path) -> bool:
-    """Whether a folder was made here, damaged since or not, so that it may be replaced or deleted."""
-    return folder.is_dir() and not folder.is_symlink() and (folder / MANIFEST).exists()
+    """Whether a folder is ours to replace or delete: one that was published, damaged or not."""
+    return folder.is_dir() and not folder.is_symlink() and looks_published(folder)
 
 
 def _refuse(target: Path, *, replace: bool) -> None:
@@ -175,7 +175,7 @@ def _delete(folder: Path, doomed: Path) -> None:
 
 
 def _sweep_folder(path: Path, target: Path) -> bool:
-    """Settle an ``.old`` or remove a ``.partial``, unless a live process is publishing that target."""
+    """Settle an ``-old`` or remove a ``-partial``, unless a live process is publishing that target."""
     staging = _staging(target)
     if not path.is_dir() or path.is_symlink() or (staging.is_dir() and is_live(staging)):
         return False

@@ -57,6 +57,17 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     return manifest
 
 
+def looks_published(folder: str | Path) -> bool:
+    """Whether a folder holds a manifest of ours, sound or damaged; a ``manifest.json`` of others doesn't count."""
+    try:
+        with (Path(folder) / MANIFEST).open("rb") as stream:
+            data = stream.read(MAX_BYTES)
+    except OSError:
+        return False
+    marks = (b'"files": {', b'"self": "', b'"sha256": "')
+    return sum(mark in data for mark in marks) >= 2
+
+
 def verify(folder: str | Path) -> dict[str, Any]:
     """The manifest of a folder whose files all have the size and SHA-256 it lists.
 

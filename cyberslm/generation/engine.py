@@ -62,7 +62,7 @@ class Engine:
         ``params`` is one setting for all or one per prompt (default: greedy); ``overrides`` are fields of
         `SamplingParams` that replace theirs. Everything is checked before the first forward pass: `GenerationError`.
         """
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        texts = _texts(prompts)
         settings = self._settings(len(texts), params, overrides)
         ids = [self._prompt_ids(text) for text in texts]
         decoders = [self.tokenizer.stream_decoder() for _ in texts]
@@ -71,7 +71,7 @@ class Engine:
 
     def generate(self, prompts: Prompts, params: Params | None = None, **overrides: object) -> list[Completion]:
         """`stream`, collected: one `Completion` per prompt, in their order."""
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        texts = _texts(prompts)
         events: list[list[TokenEvent]] = [[] for _ in texts]
         for event in self.stream(texts, params, **overrides):
             events[event.row].append(event)
@@ -92,6 +92,8 @@ class Engine:
     @staticmethod
     def _settings(count: int, params: Params | None, overrides: dict[str, object]) -> list[SamplingParams]:
         given = SamplingParams() if params is None else params
+        if not isinstance(given, SamplingParams | Sequence) or isinstance(given, str):
+            raise GenerationError(f"params must be SamplingParams, one for all or one per prompt, not {given!r}")
         settings = [given] * count if isinstance(given, SamplingParams) else list(given)
         if len(settings) != count:
             raise GenerationError(
@@ -101,6 +103,13 @@ class Engine:
             known = ", ".join(SamplingParams.__dataclass_fields__)
             raise GenerationError(f"unknown setting {unknown[0]!r}; known: {known}")
         return [replace(one, **overrides) for one in settings] if overrides else settings  # type: ignore[arg-type]
+
+
+def _texts(prompts: Prompts) -> list[str]:
+    texts = [prompts] if isinstance(prompts, str) else prompts
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise GenerationError(f"prompts must be a string or a list of strings, not {prompts!r:.80}")
+    return list(texts)
 
 
 def _completion(prompt: str, events: list[TokenEvent]) -> Completion:

@@ -63,6 +63,8 @@ class KVCache:
                 f"a cache needs batch_size >= 1 and capacity from 1 to max_seq_len {config.max_seq_len},"
                 f" not {batch_size} and {capacity}"
             )
+        if not dtype.is_floating_point:
+            raise InputError(f"a cache holds floating point numbers, not {dtype}")
         shape = (config.num_layers, batch_size, config.kv_heads, capacity, config.head_size)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
@@ -78,6 +80,11 @@ class KVCache:
     @property
     def capacity(self) -> int:
         return self.keys.shape[3]
+
+    def fits(self, config: CyberSLMConfig) -> bool:
+        """Whether the cache has the layers, heads and width of this network."""
+        layers, _, heads, _, width = self.keys.shape
+        return (layers, heads, width) == (config.num_layers, config.kv_heads, config.head_size)
 
     @property
     def nbytes(self) -> int:

@@ -6,11 +6,13 @@ names of Hugging Face's Llama are accepted in YAML as aliases. Nothing here need
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from cyberslm.errors import ConfigError
 
 LIMIT = 1 << 24  # larger sizes are typing errors or hostile files; checked before anything is allocated
+LONGEST = 1 << 20  # tokens of context; the rotary table is made for all of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +76,12 @@ class CyberSLMConfig:
         sizes = ("vocab_size", "max_seq_len", "hidden_dim", "num_layers", "num_heads", "ffn_hidden_dim")
         optional = tuple(name for name in ("num_kv_heads", "head_dim") if getattr(self, name) is not None)
         problems = [
-            f"{name} must be from 1 to {LIMIT:,}, not {getattr(self, name)}"
+            f"{name} must be a whole number from 1 to {LIMIT:,}, not {getattr(self, name)!r}"
             for name in (*sizes, *optional)
-            if not 1 <= getattr(self, name) <= LIMIT
+            if type(getattr(self, name)) is not int or not 1 <= getattr(self, name) <= LIMIT
         ]
+        if not problems and self.max_seq_len > LONGEST:
+            problems.append(f"max_seq_len must be at most {LONGEST:,}, not {self.max_seq_len}")
         if problems:
             return problems
         if self.head_dim is None and self.hidden_dim % self.num_heads:
@@ -97,8 +101,8 @@ class CyberSLMConfig:
             for name in ("dropout", "attn_dropout")
             if not 0 <= getattr(self, name) < 1
         ]
-        if not self.rope_base > 1:
-            problems.append(f"rope_base must be above 1, not {self.rope_base}")
+        if not 1 < self.rope_base < math.inf:
+            problems.append(f"rope_base must be above 1 and finite, not {self.rope_base}")
         if not 0 < self.norm_eps < 1:
             problems.append(f"norm_eps must be between 0 and 1, not {self.norm_eps}")
         problems += [

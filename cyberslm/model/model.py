@@ -153,6 +153,10 @@ class CyberSLM(nn.Module):
         device = input_ids.device
         if batch != cache.batch_size:
             raise InputError(f"input_ids has {batch} rows and the cache {cache.batch_size}")
+        if not cache.fits(self.config):
+            raise InputError(
+                "the cache was made for another model: make it with new_cache of the model that it goes to"
+            )
         real = None if attention_mask is None else self._new_columns(attention_mask, cache, new)
         added = [new] * batch if real is None else real.sum(1).tolist()
         longest = max(length + count for length, count in zip(cache.lengths, added, strict=True))

@@ -118,9 +118,19 @@ class TrainRun:
 
 
 NOT_THE_RESULT = frozenset(
-    {"out_dir", "threads", "data.threads", "data.prepared", "data.sources", "data.validation", "tokenizer.path"}
+    {
+        "out_dir",
+        "threads",
+        "train.micro_batch_size",
+        "data.threads",
+        "data.prepared",
+        "data.sources",
+        "data.validation",
+        "tokenizer.path",
+    }
 )
-"""Keys that may change between two starts of one run: they don't change its result, or are compared by content."""
+"""Keys that may change between two starts of one run: they leave its result alone (but for rounding, in the case of
+threads and micro_batch_size), or what they name is compared by content."""
 NOT_THE_RESULT_SECTIONS = ("eval.sample_", "checkpoint.", "logging.")
 
 

@@ -15,7 +15,7 @@ from cyberslm.data.inputs import find_inputs
 from cyberslm.data.loader import RowLoader
 from cyberslm.data.prepare import Prepared, Texts, open_prepared, prepare, stale, training_texts
 from cyberslm.data.shards import TokenStore
-from cyberslm.errors import ConfigError, IntegrityError, StorageError
+from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.recipes.config import TrainRun
 from cyberslm.text.tokenizer import MODEL_FILE, SentencePieceTokenizer, Tokenizer
@@ -30,6 +30,8 @@ def tokenizer_settings(config: TokenizerConfig) -> dict[str, object]:
     if config.path is None:
         return {key: value for key, value in asdict(config).items() if key != "path"}
     path = Path(config.path)
+    if not (path / MODEL_FILE if path.is_dir() else path).is_file():
+        raise ConfigError(f"tokenizer.path: {path} is neither a tokenizer.model nor a folder that holds one")
     return {"sha256": files.sha256_file(path / MODEL_FILE if path.is_dir() else path), "add_bos": config.add_bos}
 
 
@@ -55,16 +57,17 @@ def ensure_prepared(run: TrainRun, say: Say, *, trained_on: str | None = None) -
     return prepared
 
 
-_OTHER_DATA = "{folder} holds a run that began with other data ({reason}): restore the text, choose another out_dir, or delete that folder to start anew"
+_OTHER_DATA = (
+    "{folder} holds a run that began with other data than there is now ({reason}): restore the text, delete the"
+    " prepared folder if only that is damaged, give data.sources=[] to go on with its tokens as they are, or choose"
+    " another out_dir"
+)
 
 
 def _prepare(run: TrainRun, settings: dict[str, object], reason: str, say: Say) -> Prepared:
     folder = run.prepared
     say(f"data: preparing {folder}: {reason}")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"{folder.parent} can't be made: {error.strerror}") from error
+    files.make_folder(folder.parent)
     return prepare(
         run.data,
         lambda texts: _tokenizer(run.tokenizer, texts, say),
@@ -133,7 +136,7 @@ def write_tokenizer(run: TrainRun, folder: Path | None, say: Say) -> Path:
         raise ConfigError("tokenizer.path names a tokenizer already: leave it out to train one")
     target = folder or run.folder / "tokenizer"
     tokenizer = _tokenizer(run.tokenizer, training_texts(run.data, _stages(say)), say)
-    target.mkdir(parents=True, exist_ok=True)
+    files.make_folder(target)
     tokenizer.save(target)
     return target
 

@@ -65,6 +65,8 @@ def evaluate(path: Path, *, data: Path | None = None, device: str = "auto") -> E
 def _data_of(model: Path) -> Path:
     """The prepared data of the run that a model folder lies in."""
     for run in (model.parent, model.parent.parent):
+        if (run / "data").is_dir():
+            return run / "data"
         if (run / "config.yaml").is_file():
             return load(run / "config.yaml", TrainRun).value.prepared
     raise ConfigError(f"{model} does not lie in a run folder: name prepared data with --data")

@@ -7,23 +7,21 @@ import json
 from cyberslm import files
 from cyberslm.checkpoint.steps import list_steps
 from cyberslm.config import Loaded, differences, dump, load
-from cyberslm.errors import ConfigError, StorageError
+from cyberslm.errors import ConfigError
 from cyberslm.recipes.config import NOT_THE_RESULT, NOT_THE_RESULT_SECTIONS, TrainRun
 from cyberslm.recipes.machine import environment
-
-
-def make_folder(run: TrainRun) -> None:
-    try:
-        (run.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"out_dir: {run.folder} can't be made: {error.strerror}") from error
 
 
 def refuse_other_run(run: TrainRun) -> None:
     """Stop when the folder holds checkpoints of a configuration with another result."""
     kept = run.folder / "config.yaml"
-    if not kept.exists() or not list_steps(run.folder / "checkpoints"):
+    if not list_steps(run.folder / "checkpoints"):
         return
+    if not kept.exists():
+        raise ConfigError(
+            f"out_dir: {run.folder} holds checkpoints, but the config.yaml of their run is gone: restore it, choose"
+            " another out_dir, or delete that folder to start anew"
+        )
     before = load(kept, TrainRun).value
     changed = {
         key: values
@@ -42,7 +40,8 @@ def refuse_other_run(run: TrainRun) -> None:
 
 def require_space(run: TrainRun) -> None:
     """The kept checkpoints (weights and two moments, fp32), the one being written, and final/."""
-    missing = max(1, run.checkpoint.keep_last + 2 - len(list_steps(run.folder / "checkpoints")))
+    writes = run.train.max_steps // min(run.checkpoint.interval, run.eval.interval) + 2
+    missing = max(1, min(run.checkpoint.keep_last + 2, writes) - len(list_steps(run.folder / "checkpoints")))
     needed = run.model.num_parameters * 4 * (3 * missing + 1)
     files.require_space(run.folder, needed, what="checkpoints and final/")
 

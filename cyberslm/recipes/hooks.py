@@ -12,6 +12,7 @@ from cyberslm import files
 from cyberslm.checkpoint.folder import TrainingFiles, save_model
 from cyberslm.checkpoint.steps import rotate, step_folder
 from cyberslm.data.prepare import Prepared
+from cyberslm.decoding.sampling import SamplingParams
 from cyberslm.generation.engine import Engine
 from cyberslm.model.model import CyberSLM
 from cyberslm.recipes.config import TrainRun
@@ -63,6 +64,10 @@ class RunHooks:
         self.bytes_per_id = bytes_per_id(prepared.tokenizer)
         self.autocast = autocast(run.precision, model.device)
         self.loader = row_loader(run, prepared, prepared.train)
+        Engine(model, prepared.tokenizer).stream(run.eval.sample_prompts, self._sampling())  # refuses bad prompts now
+
+    def _sampling(self) -> SamplingParams:
+        return SamplingParams(max_new_tokens=self.run.eval.sample_tokens, temperature=0.8, top_p=0.95, seed=0)
 
     def record(self, record: Record) -> None:
         self.metrics.write(record)
@@ -92,8 +97,7 @@ class RunHooks:
         if not prompts:
             return
         engine = Engine(self.model, self.prepared.tokenizer)
-        made = engine.generate(prompts, max_new_tokens=self.run.eval.sample_tokens, temperature=0.8, top_p=0.95, seed=0)
-        for completion in made:
+        for completion in engine.generate(prompts, self._sampling()):
             self.samples.write({"type": "sample", "step": step, "prompt": completion.prompt, "text": completion.text})
             self.screen.line(f"step {step} | sample | {(completion.prompt + completion.text)!r}")
 
@@ -115,8 +119,7 @@ class RunHooks:
 
     def _plot(self) -> None:
         if self.run.logging.plots and can_plot():
-            folder = self.run.folder / "plots"
-            folder.mkdir(exist_ok=True)
+            folder = files.make_folder(self.run.folder / "plots")
             png = loss_curve(read_metrics(self.run.folder / "metrics.jsonl"), title=self.run.folder.name)
             files.write_bytes(folder / "loss.png", png)
 

@@ -71,6 +71,7 @@ def starter(text: Path, *, out: Path) -> str:
         f"Train a small language model on {text} ({count(found.num_files, 'file')}, {found.num_bytes / 1e6:.1f} MB).\n"
         f"Look first:  cyberslm check {out}\n"
         f"Then train:  cyberslm train {out}\n"
-        "Every setting is here with its meaning; what you delete takes its default. Relative paths count from this file."
+        "Every setting is here with its meaning; what you delete takes its default.\n"
+        "Relative paths count from this file."
     )
     return template(TrainRun, values, header=header)

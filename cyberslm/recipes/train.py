@@ -16,8 +16,15 @@ from pathlib import Path
 import torch
 
 from cyberslm import files
-from cyberslm.checkpoint.folder import TrainingFiles, load_model, load_training, save_model, verify_model
-from cyberslm.checkpoint.steps import Step, best, list_steps, newest
+from cyberslm.checkpoint.folder import (
+    ModelFolder,
+    TrainingFiles,
+    load_model,
+    load_training,
+    save_model,
+    verify_model,
+)
+from cyberslm.checkpoint.steps import Step, list_steps, newest, ranked
 from cyberslm.config import Loaded
 from cyberslm.data.loader import RowLoader
 from cyberslm.data.prepare import Prepared
@@ -25,7 +32,7 @@ from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.model.model import CyberSLM
 from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.data import Say, describe, ensure_prepared, fit_model
-from cyberslm.recipes.folder import make_folder, refuse_other_run, require_space, write_run_files
+from cyberslm.recipes.folder import refuse_other_run, require_space, write_run_files
 from cyberslm.recipes.hooks import RunHooks
 from cyberslm.recipes.machine import on_this_machine
 from cyberslm.training.optim import load_optimizer_tensors
@@ -53,7 +60,7 @@ def run_training(loaded: Loaded[TrainRun], *, stop_at: int | None = None, quiet:
     loaded = replace(loaded, value=run)
     if run.threads:
         torch.set_num_threads(run.threads)
-    make_folder(run)
+    files.make_folder(run.folder / "checkpoints")
     with files.lock(run.folder):
         files.sweep(run.folder)
         files.sweep(run.folder / "checkpoints")
@@ -68,13 +75,13 @@ def run_training(loaded: Loaded[TrainRun], *, stop_at: int | None = None, quiet:
 def _train(loaded: Loaded[TrainRun], device: torch.device, screen: Screen, stop_at: int | None) -> Outcome:
     run = loaded.value
     step = newest(run.folder / "checkpoints", screen.line)
-    began_with = None if step is None else str(files.read_manifest(step.path).get("data_sha256"))
-    prepared = ensure_prepared(run, screen.line, trained_on=began_with)
-    run = replace(run, model=fit_model(run.model, prepared.tokenizer, vocab_given="model.vocab_size" in loaded.given))
     done = _finished(run, step)
     if done is not None:
         screen.line(f"this run is finished: {run.folder / 'final'} (step {done.step})")
         return Outcome(done, run.folder / "final", None)
+    began_with = None if step is None else str(files.read_manifest(step.path).get("data_sha256"))
+    prepared = ensure_prepared(run, screen.line, trained_on=began_with)
+    run = replace(run, model=fit_model(run.model, prepared.tokenizer, vocab_given="model.vocab_size" in loaded.given))
     require_space(run)
     write_run_files(loaded, run)
     model, state, training = _start(run, step, device, screen.line)
@@ -119,9 +126,7 @@ def _finish(run: TrainRun, state: TrainState, number: int | None, prepared: Prep
     if state.step < run.train.max_steps:
         screen.line(f"stopped at step {state.step} of {run.train.max_steps}; the same command goes on from there")
         return Outcome(state, None, number)
-    steps = list_steps(run.folder / "checkpoints")
-    chosen = (best(steps) if run.checkpoint.final == "best" else None) or steps[-1]
-    found = load_model(chosen.path)
+    chosen, found = _choose(run, screen.line)
     kept = {
         key: found.manifest[key] for key in ("step", "data_sha256", "cyberslm", "validation") if key in found.manifest
     }
@@ -163,12 +168,26 @@ def header(run: TrainRun, loader: RowLoader, device: torch.device) -> list[str]:
     ]
 
 
-def _finished(run: TrainRun, step: Step | None) -> TrainState | None:
-    """The state of a run that has nothing left to do."""
-    if step is None or step.step < run.train.max_steps:
+def _choose(run: TrainRun, say: Say) -> tuple[Step, ModelFolder]:
+    """The checkpoint that becomes ``final/``: the first whole one in the order that ``checkpoint.final`` asks for."""
+    steps = list_steps(run.folder / "checkpoints")
+    for step in ranked(steps) if run.checkpoint.final == "best" else reversed(steps):
+        try:
+            return step, load_model(step.path)
+        except IntegrityError as error:
+            say(f"warning: checkpoint {step.path.name} is damaged and is passed over: {error}")
+    raise IntegrityError(f"no checkpoint in {run.folder / 'checkpoints'} is whole: delete them to start anew")
+
+
+def _finished(run: TrainRun, newest_step: Step | None) -> TrainState | None:
+    """The state of a run that has nothing left to do: all steps are made, and ``final/`` is whole and the right one."""
+    if newest_step is None or newest_step.step < run.train.max_steps:
         return None
+    steps = list_steps(run.folder / "checkpoints")
+    wanted = ranked(steps)[0] if run.checkpoint.final == "best" else steps[-1]
     try:
-        verify_model(run.folder / "final")
+        if verify_model(run.folder / "final").get("step") != wanted.step:
+            return None
     except IntegrityError:
         return None
-    return TrainState.from_json(dict(load_training(step.path).state))
+    return TrainState.from_json(dict(load_training(newest_step.path).state))

@@ -18,6 +18,7 @@ from typing import IO
 from tqdm import tqdm
 
 from cyberslm.errors import StorageError
+from cyberslm.files import write_text
 
 Record = Mapping[str, object]
 
@@ -29,7 +30,7 @@ class MetricsFile:
         self._path = path
         kept = [line for record, line in _lines(path) if _step(record) <= step] if step else []
         try:
-            path.write_text("".join(kept), encoding="utf-8")
+            write_text(path, "".join(kept))
             self._file = path.open("a", encoding="utf-8")
         except OSError as error:
             raise StorageError(f"{path} can't be written: {error.strerror}") from error
@@ -88,8 +89,11 @@ class Screen:
 
     def line(self, text: str) -> None:
         if self._log is not None:
-            self._log.write(text + "\n")
-            self._log.flush()
+            try:
+                self._log.write(text + "\n")
+                self._log.flush()
+            except OSError as error:
+                raise StorageError(f"{self._log.name} can't be written: {error.strerror}") from error
         if self._stream is None:
             return
         try:
@@ -98,7 +102,7 @@ class Screen:
             else:
                 self._stream.write(text + "\n")
                 self._stream.flush()
-        except (BrokenPipeError, ValueError):
+        except (OSError, ValueError):
             self._stream = None
 
     def start_bar(self, *, total: int, done: int, unit: str) -> None:
@@ -118,7 +122,8 @@ class Screen:
     def close(self) -> None:
         self.stop_bar()
         if self._log is not None:
-            self._log.close()
+            with contextlib.suppress(OSError):
+                self._log.close()
 
 
 class Meter:

@@ -32,7 +32,7 @@ class TrainConfig:
     """Optimizer steps of the whole run."""
 
     micro_batch_size: int = 8
-    """Rows in one forward and backward pass; lower it when memory is short, the result stays the same."""
+    """Rows in one forward and backward pass; lower it when memory is short, only rounding changes."""
 
     global_batch_size: int = 8
     """Rows in one optimizer step; above micro_batch_size, gradients are accumulated."""
@@ -41,12 +41,18 @@ class TrainConfig:
     """Largest gradient norm; larger gradients are scaled down to it. 0 = off."""
 
     max_bad_steps: int = 5
-    """Stop after this many steps in a row with a non-finite gradient; each is skipped and counted."""
+    """Stop after this many steps in a row with a non-finite gradient or no token to learn from; each is skipped."""
 
     def __post_init__(self) -> None:
-        for name in ("max_steps", "micro_batch_size", "global_batch_size", "max_bad_steps"):
-            if not 1 <= getattr(self, name) <= 1 << 40:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        limits = {
+            "max_steps": 1 << 40,
+            "micro_batch_size": 1 << 20,
+            "global_batch_size": 1 << 20,
+            "max_bad_steps": 1 << 20,
+        }
+        for name, most in limits.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} must be from 1 to {most:,}, not {getattr(self, name)}")
         if self.grad_clip < 0:
             raise ConfigError(f"grad_clip must be at least 0, not {self.grad_clip}")
 
@@ -158,6 +164,11 @@ def _train_step(
         }
     )
     if state.bad_in_a_row >= plan.config.max_bad_steps:
+        if num_tokens == 0:
+            raise TrainingError(
+                f"step {step}: the last of {state.bad_in_a_row} bad steps in a row (train.max_bad_steps) had no token"
+                " to learn from: raise train.global_batch_size or model.max_seq_len"
+            )
         raise TrainingError(
             f"step {step}: the gradient was not finite {state.bad_in_a_row} steps in a row (train.max_bad_steps);"
             " nothing of it was saved. Lower optimizer.lr, lengthen scheduler.warmup_steps or use precision: fp32"

@@ -113,10 +113,12 @@ def reseal(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"hidden_dim": 64}, "has shape .* config.json asks for"),
-        ({"num_layers": 3}, "tensor model.layers.2.* is missing"),
-        ({"num_layers": 1}, "tensor model.layers.1.* is unknown"),
-        ({"vocab_size": 1 << 50}, "vocab_size must be from 1"),
+        ({"hidden_dim": 64}, "parameters, config.json asks for"),
+        ({"num_layers": 3}, "parameters, config.json asks for"),
+        ({"num_layers": 1}, "parameters, config.json asks for"),
+        ({"num_layers": 1 << 24}, "parameters, config.json asks for"),
+        ({"max_seq_len": 1 << 24}, "max_seq_len must be at most"),
+        ({"vocab_size": 1 << 50}, "vocab_size must be a whole number from 1"),
         ({"num_heads": "4"}, "num_heads"),
         ({"surprise": 1}, "surprise"),
         ({"format": 2}, "not written by CyberSLM"),
@@ -128,6 +130,15 @@ def test_config_that_does_not_fit_is_refused_before_memory_is_taken(folder: Path
     (folder / "config.json").write_text(json.dumps(config))
     reseal(folder)
     with pytest.raises((IntegrityError, ConfigError), match=words):
+        load_model(folder.parent / "sealed")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int32, torch.bool])
+def test_weights_of_another_type_are_refused(folder: Path, dtype: torch.dtype) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, folder / "model.safetensors")
+    reseal(folder)
+    with pytest.raises(IntegrityError, match="holds tensors of type .*, not F32"):
         load_model(folder.parent / "sealed")
 
 

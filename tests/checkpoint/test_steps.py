@@ -8,6 +8,7 @@ import pytest
 from cyberslm import files
 from cyberslm.checkpoint.folder import KIND
 from cyberslm.checkpoint.steps import best, list_steps, newest, rotate, step_folder
+from cyberslm.errors import IntegrityError
 
 
 def make(checkpoints: Path, step: int, loss: float | None = None) -> Path:
@@ -49,21 +50,41 @@ def test_newest_passes_over_damaged_ones_and_names_the_file(tmp_path: Path) -> N
     for step in (1, 2, 3):
         make(tmp_path, step)
     (tmp_path / "step-00000003" / "model.safetensors").write_bytes(b"weights of 4")
-    (tmp_path / "step-00000002" / "manifest.json").write_text("{}")
+    manifest = tmp_path / "step-00000002" / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:-2])
     said: list[str] = []
     found = newest(tmp_path, said.append)
     assert found is not None
     assert found.step == 1
-    assert len(said) == 1
+    assert len(said) == 2
     assert "step-00000003 is damaged" in said[0]
     assert "model.safetensors" in said[0]
+    assert "step-00000002 is damaged" in said[1]
 
 
-def test_step_without_a_manifest_or_with_another_number_does_not_count(tmp_path: Path) -> None:
-    (tmp_path / "step-00000005").mkdir()
-    make(tmp_path, 7).rename(tmp_path / "step-00000008")
-    assert newest(tmp_path, lambda _: None) is None
+def test_step_without_a_manifest_is_refused_and_one_with_another_number_passed_over(tmp_path: Path) -> None:
     assert newest(tmp_path / "absent", lambda _: None) is None
+    make(tmp_path, 3)
+    make(tmp_path, 7).rename(tmp_path / "step-00000008")
+    said: list[str] = []
+    found = newest(tmp_path, said.append)
+    assert found is not None
+    assert found.step == 3
+    assert "its manifest says step 7" in said[0]
+    (tmp_path / "step-00000009").mkdir()
+    with pytest.raises(IntegrityError, match="step-00000009 is no checkpoint"):
+        newest(tmp_path, said.append)
+
+
+def test_checkpoints_of_which_none_is_whole_are_not_trained_over(tmp_path: Path) -> None:
+    """Flipped manifests were passed over in silence, and the run began anew at step 0."""
+    for step in (1, 2):
+        manifest = make(tmp_path, step) / "manifest.json"
+        manifest.write_bytes(manifest.read_bytes().replace(b"a", b"b", 1))
+    said: list[str] = []
+    with pytest.raises(IntegrityError, match="none of the 2 checkpoints in .* is whole"):
+        newest(tmp_path, said.append)
+    assert len(said) == 2
 
 
 @pytest.mark.parametrize("odd", [float("inf"), "low", None])

@@ -303,6 +303,10 @@ def test_damaged_model_folder_names_the_file(call: Cli, trained: Path, tmp_path:
         (("--prompt", "x", "--max-new-tokens", "900"), "do not fit the model's context of 32"),
         (("--prompt", "x", "--seed", "-4"), "seed must be"),
         (("--prompt", "word " * 200), "context of 32"),
+        (("--prompt", "x", "--prompt-file", "y"), "not both"),
+        (("--prompt", "x", "--prompt", "y", "--stream"), "--stream shows one prompt's text"),
+        (("--prompt", "x", "--json", "--stream"), "--stream shows one prompt's text"),
+        (("--prompt", "x", "--device", "tpu"), "device must be auto, cpu or cuda, not 'tpu'"),
         (("--prompt-file", "absent.txt"), "absent.txt can't be read"),
     ],
 )
@@ -332,3 +336,52 @@ def test_closed_pipe_ends_quietly(trained: Path) -> None:
     )
     said = subprocess.run(["bash", "-c", command], check=False, capture_output=True, text=True)
     assert said.stderr == ""
+
+
+def test_full_or_closed_output_is_an_error_or_nothing_but_no_traceback(trained: Path) -> None:
+    command = f"{sys.executable} -m cyberslm generate {trained / 'run'} --prompt x --max-new-tokens 3"
+    for redirect, code in ((">/dev/full", 1), (">&-", 0)):
+        said = subprocess.run(["bash", "-c", f"{command} {redirect}"], check=False, capture_output=True, text=True)
+        assert "Traceback" not in said.stderr
+        assert said.returncode == code, said.stderr
+
+
+def test_missing_tokenizer_is_named(call: Cli, make_run: MakeRun) -> None:
+    said = call("train", make_run({"tokenizer": {"path": "nowhere"}}))
+    assert said.code == 2
+    assert "tokenizer.path" in said.err
+
+
+def test_starter_leaves_the_models_vocabulary_to_the_tokenizer(
+    call: Cli, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`init` wrote the reference model's 32,000 rows beside a tokenizer of 2,048."""
+    make_run()
+    monkeypatch.chdir(tmp_path)
+    call("init", "text", "--out", "my.yaml")
+    said = call("check", "my.yaml")
+    assert "vocabulary 2,048" in said.out
+    assert "# vocab_size: 32000" in (tmp_path / "my.yaml").read_text()
+
+
+def test_run_inside_the_folder_of_its_text_works(
+    call: Cli, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`cd text; cyberslm init .` made a run that read its own files as text."""
+    make_run()
+    monkeypatch.chdir(tmp_path / "text")
+    assert call("init", ".", "--out", "my.yaml").code == 0
+    steps = ("train.max_steps=2", "scheduler.warmup_steps=1", "train.global_batch_size=2", "logging.plots=false")
+    assert call("check", "my.yaml").code == 0
+    assert call("train", "my.yaml", *steps, "--stop-at", 1).code == 0
+    assert call("train", "my.yaml", *steps).code == 0
+
+
+def test_out_of_memory_names_what_to_lower(call: Cli, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def greedy(*_: object, **__: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+    monkeypatch.setattr("cyberslm.recipes.train.run_training", greedy)
+    said = call("train", make_run())
+    assert said.code == 1
+    assert "train.micro_batch_size" in said.err

@@ -260,12 +260,44 @@ def test_an_empty_validation_split_is_refused_by_name_before_the_tokenizer_train
         trained.append(True)
         return byte_tokenizer
 
-    config = DataConfig(sources=(write("a.txt", "one document"),), validation_fraction=0.01)
+    write("a.txt", "one document"), write("b.txt", "and another")
+    config = DataConfig(sources=(str(tmp_path),), validation_fraction=0.01)
     with pytest.raises(
-        DataError, match=r"validation_fraction 0\.01 holds out none of the 1 documents; .*paragraph.*: 0"
+        DataError, match=r"validation_fraction 0\.01 holds out none of the 2 documents; .*paragraph.*: 0"
     ):
         prepare(config, tokenizer_for, tmp_path / "out", tokenizer_settings={})
     assert trained == []
+
+
+def test_a_corpus_of_one_document_is_told_what_to_do(tmp_path, byte_tokenizer, write):
+    config = DataConfig(sources=(write("a.txt", "one document"),), validation_fraction=0.05)
+    with pytest.raises(DataError, match=r"hold one document .*txt_unit: paragraph, or set data.validation_fraction: 0"):
+        prepare(config, lambda texts: byte_tokenizer, tmp_path / "out", tokenizer_settings={})
+
+
+def test_runs_and_prepared_data_inside_a_source_are_not_read(tmp_path, byte_tokenizer, write):
+    """A run in a folder of the text read its own log and file list as text."""
+    for name in ("a.txt", "b.txt", "c.txt"):
+        write(name, f"document {name} with some words")
+    config = DataConfig(sources=(str(tmp_path),), validation_fraction=0.5)
+    first = prepare(config, lambda texts: byte_tokenizer, tmp_path / "runs" / "x" / "data", tokenizer_settings={})
+    run = tmp_path / "runs" / "x"
+    (run / "checkpoints").mkdir()
+    (run / ".lock").write_text("")
+    (run / "train.log").write_text("step 1")
+    assert stale(first.folder, config, {}) is None
+    again = prepare(config, lambda texts: byte_tokenizer, tmp_path / "other", tokenizer_settings={})
+    assert again.data_sha256 == first.data_sha256
+    assert again.manifest["sources"]["data.sources[0]"]["skipped"] == {"folder that CyberSLM wrote": 1}
+
+
+def test_a_link_that_loops_is_counted_not_followed(tmp_path, byte_tokenizer, write):
+    """A link to itself ended in a traceback."""
+    write("a.txt", "one"), write("b.txt", "two")
+    (tmp_path / "loop.txt").symlink_to("loop.txt")
+    config = DataConfig(sources=(str(tmp_path),), validation_fraction=0.0)
+    found = prepare(config, lambda texts: byte_tokenizer, tmp_path / "out", tokenizer_settings={})
+    assert sum(found.manifest["sources"]["data.sources[0]"]["skipped"].values()) == 1
 
 
 def test_empty_validation_sources_are_refused(tmp_path, hundred, byte_tokenizer, write):
@@ -451,7 +483,7 @@ def test_prepared_data_without_sources_are_taken_as_they_are(tmp_path, corpus):
 
 def test_absent_damaged_or_foreign_data_are_stale(tmp_path, corpus):
     folder, config = corpus
-    assert "does not exist" in (stale(tmp_path / "none", config, SETTINGS) or "")
+    assert "not there" in (stale(tmp_path / "none", config, SETTINGS) or "")
     assert "manifest.json" in (stale(tmp_path / "in", config, SETTINGS) or "")
     inputs = folder / "inputs.jsonl"
     inputs.write_bytes(b"x" * inputs.stat().st_size)

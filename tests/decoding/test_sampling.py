@@ -79,7 +79,7 @@ def test_top_k_keeps_the_k_largest(seed: int, k: int) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *(("temperature", v) for v in (-1, -0.1, math.nan, math.inf, "hot", None, True)),
+        *(("temperature", v) for v in (10**400, -1, -0.1, math.nan, math.inf, "hot", None, True)),
         *(("top_p", v) for v in (-0.1, 0.0, 1.5, math.nan, "x", None)),
         *(("top_k", v) for v in (-3, 2.5, "x", None, True, 1 << 70)),
         *(("max_new_tokens", v) for v in (-1, 0, 2.5, "x", True)),
@@ -95,3 +95,15 @@ def test_value_out_of_range_is_refused_by_name(field: str, value: object) -> Non
 def test_logits_that_are_not_finite_are_an_error_not_a_token() -> None:
     with pytest.raises(GenerationError, match="not finite"):
         choose(torch.tensor([math.nan, 1.0]), SamplingParams(), torch.Generator())
+
+
+@pytest.mark.parametrize(
+    "settings", [{"temperature": 1.0, "top_p": 1e-50}, {"temperature": 1e39}, {"temperature": 1e300, "top_k": 3}]
+)
+def test_extreme_values_within_range_still_draw(settings: dict) -> None:
+    """top_p 1e-50 and temperature 1e39 became 0 and infinity in fp32 and ended in a traceback."""
+    masked = logits().masked_fill(torch.arange(30) == 5, -torch.inf)
+    generator = torch.Generator().manual_seed(0)
+    drawn = {choose(masked, SamplingParams(**settings), generator) for _ in range(200)}
+    assert 5 not in drawn
+    assert len(drawn) == (1 if "top_p" in settings else 3 if "top_k" in settings else 29)

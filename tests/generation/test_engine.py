@@ -163,6 +163,11 @@ def test_default_budget_ends_at_the_context(engine: Engine) -> None:
         (lambda e: e.stream("x", temprature=1.0), "unknown setting 'temprature'; known: .*temperature"),
         (lambda e: e.stream("x", temperature=-1), "temperature must be"),
         (lambda e: e.stream(["x", "y"], [SamplingParams()]), "2 prompts were given and 1 settings"),
+        (lambda e: e.generate(None), "prompts must be a string or a list of strings, not None"),
+        (lambda e: e.generate(3), "not 3"),
+        (lambda e: e.generate(["a", b"b"]), "prompts must be"),
+        (lambda e: e.generate("a", {"seed": 1}), "params must be SamplingParams"),
+        (lambda e: e.generate("a", "x"), "params must be SamplingParams"),
     ],
 )
 def test_bad_request_is_refused_when_it_is_made(engine: Engine, call: object, words: str) -> None:

@@ -154,6 +154,11 @@ def test_cache_refuses_what_does_not_fit() -> None:
         model(random_ids(2, 1), torch.tensor([[0, 1, 1, 1, 1], [1] * 5]), cache=cache)
     with pytest.raises(InputError, match="capacity from 1 to max_seq_len 48"):
         KVCache(SMALL, batch_size=1, capacity=49)
+    with pytest.raises(InputError, match="floating point numbers, not torch.int8"):
+        KVCache(SMALL, batch_size=1, capacity=4, dtype=torch.int8)
+    for other in (replace(SMALL, num_kv_heads=1), replace(SMALL, num_layers=3), replace(SMALL, head_dim=4)):
+        with pytest.raises(InputError, match="made for another model"):
+            model(random_ids(1, 1), cache=KVCache(other, batch_size=1, capacity=4))
 
 
 def test_cache_rows_can_be_kept_reordered_and_cut() -> None:
@@ -224,13 +229,18 @@ def test_generate_checks_prompt_and_budget_before_any_work() -> None:
         ({"num_heads": 5}, "hidden_dim 32 is not a multiple of num_heads 5"),
         ({"num_kv_heads": 3}, "num_kv_heads 3 does not divide num_heads 4"),
         ({"head_dim": 7}, "head_dim must be even"),
-        ({"num_layers": 0}, "num_layers must be from 1"),
-        ({"vocab_size": 1 << 40}, "vocab_size must be from 1 to 16,777,216"),
+        ({"num_layers": 0}, "num_layers must be a whole number from 1"),
+        ({"vocab_size": 1 << 40}, "vocab_size must be a whole number from 1 to 16,777,216"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1"),
         ({"norm_eps": 0.0}, "norm_eps"),
         ({"rope_base": 0.5}, "rope_base"),
         ({"eos_token_id": 60}, "eos_token_id must be from 0 to vocab_size - 1 = 59"),
         ({"num_layers": 0, "hidden_dim": -1}, "num_layers"),
+        ({"hidden_dim": "64"}, "hidden_dim must be a whole number .* not '64'"),
+        ({"hidden_dim": 64.0}, "hidden_dim must be a whole number"),
+        ({"num_layers": True}, "num_layers must be a whole number"),
+        ({"rope_base": math.inf}, "rope_base must be above 1 and finite"),
+        ({"max_seq_len": 1 << 22}, "max_seq_len must be at most 1,048,576"),
     ],
 )
 def test_impossible_sizes_are_refused_by_name(changes: dict, words: str) -> None:

@@ -17,9 +17,11 @@ import cyberslm
 from cyberslm import files
 from cyberslm.checkpoint.steps import list_steps
 from cyberslm.config import load
-from cyberslm.errors import ConfigError, IntegrityError, StorageError, TrainingError
+from cyberslm.errors import ConfigError, GenerationError, IntegrityError, StorageError, TrainingError
 from cyberslm.recipes.config import TrainRun, load_run
+from cyberslm.recipes.evaluate import evaluate
 from cyberslm.recipes.train import run_training
+from cyberslm.training.loss import Score
 from cyberslm.training.trackers import read_metrics
 
 TIMED = ("seconds",)
@@ -279,7 +281,7 @@ def test_killed_run_goes_on_by_itself(make_run: MakeRun, trained: Path) -> None:
     killed = subprocess.run([sys.executable, "-c", code, str(path)], check=False, capture_output=True)
     assert killed.returncode == -signal.SIGKILL
     checkpoints = path.parent / "run" / "checkpoints"
-    assert any(entry.name.endswith(".partial") for entry in checkpoints.iterdir())
+    assert any(entry.name.endswith(".cyberslm-partial") for entry in checkpoints.iterdir())
     assert list_steps(checkpoints)[-1].step == 10
     train(path)
     assert not any(entry.name.startswith(".") for entry in checkpoints.iterdir())
@@ -313,3 +315,101 @@ def test_too_little_free_space_is_said_before_training(make_run: MakeRun, monkey
     with pytest.raises(ConfigError, match=r"checkpoints and final/ needs [\d,]+ bytes, but .* has 1,000 bytes free"):
         train(path)
     assert list_steps(path.parent / "run" / "checkpoints") == []
+
+
+def test_damaged_shards_are_found_when_a_run_goes_on(make_run: MakeRun) -> None:
+    """One flipped byte in a token shard went unnoticed in train and eval."""
+    path = make_run()
+    train(path, stop_at=5)
+    shard = path.parent / "run" / "data" / "train-00000.tokens"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:1000] + bytes([whole[1000] ^ 1]) + whole[1001:])
+    with pytest.raises(IntegrityError, match=r"train-00000.tokens: has another SHA-256"):
+        train(path)
+    with pytest.raises(IntegrityError, match=r"train-00000.tokens"):
+        evaluate(path.parent / "run")
+
+
+def scripted_scores(monkeypatch: pytest.MonkeyPatch, *losses: float) -> None:
+    """Validations at steps 5, 10, 15 and 20 give these losses."""
+    left = list(losses)
+    monkeypatch.setattr("cyberslm.recipes.hooks.measure", lambda *_: Score(left.pop(0), 1, 1))
+
+
+def test_damaged_best_checkpoint_gives_way_to_the_next(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the best checkpoint damaged, every start ended in the same error and final/ was never written."""
+    path = make_run({"checkpoint.keep_last": 4})
+    scripted_scores(monkeypatch, 5.0, 3.0, 4.0, 4.5)
+    train(path)
+    run = path.parent / "run"
+    assert files.verify(run / "final")["step"] == 10
+    shutil.rmtree(run / "final")
+    (run / "checkpoints" / "step-00000010" / "model.safetensors").write_bytes(b"")
+    train(path)
+    assert files.verify(run / "final")["step"] == 15
+    assert "step-00000010 is damaged" in (run / "train.log").read_text()
+
+
+def test_final_follows_the_setting_after_the_run_is_finished(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_run()
+    scripted_scores(monkeypatch, 5.0, 3.0, 4.0, 4.5)
+    train(path)
+    run = path.parent / "run"
+    assert [step.step for step in list_steps(run / "checkpoints")] == [10, 15, 20]
+    assert files.verify(run / "final")["step"] == 10
+    train(path, "checkpoint.final=last")
+    assert files.verify(run / "final")["step"] == 20
+
+
+def test_checkpoints_without_their_configuration_are_not_trained_over(make_run: MakeRun) -> None:
+    path = make_run()
+    train(path, stop_at=5)
+    (path.parent / "run" / "config.yaml").unlink()
+    with pytest.raises(ConfigError, match=r"the config.yaml of their run is gone"):
+        train(path, "optimizer.lr=0.01")
+
+
+def test_sample_prompt_that_cannot_be_continued_is_refused_before_training(make_run: MakeRun) -> None:
+    path = make_run({"eval.sample_prompts": ["hello"], "eval.sample_tokens": 48})
+    with pytest.raises(GenerationError, match="do not fit the model's context of 32"):
+        train(path)
+    assert read_metrics(path.parent / "run" / "metrics.jsonl") == []
+
+
+def test_keeping_all_checkpoints_does_not_ask_for_room_for_more_than_the_run_makes(make_run: MakeRun) -> None:
+    train(make_run({"checkpoint.keep_last": 10**9, "train.max_steps": 5}))
+
+
+def test_smaller_micro_batches_may_finish_a_run(make_run: MakeRun) -> None:
+    path = make_run()
+    train(path, stop_at=10)
+    train(path, "train.micro_batch_size=1")
+    assert files.verify(path.parent / "run" / "final")
+
+
+def test_finished_run_stays_finished_when_its_text_is_gone(make_run: MakeRun) -> None:
+    path = make_run({"train.max_steps": 5})
+    train(path)
+    shutil.rmtree(path.parent / "text")
+    train(path)
+    assert "this run is finished" in (path.parent / "run" / "train.log").read_text()
+
+
+def test_run_goes_on_without_its_text_when_told_so(make_run: MakeRun, trained: Path) -> None:
+    path = make_run()
+    train(path, stop_at=10)
+    shutil.rmtree(path.parent / "text")
+    with pytest.raises(IntegrityError, match=r"data.sources=\[\]"):
+        train(path)
+    train(path, "data.sources=[]")
+    assert fingerprint(path.parent / "run") == fingerprint(trained / "run")
+
+
+def test_moved_run_is_scored_on_its_own_data(make_run: MakeRun) -> None:
+    path = make_run({"train.max_steps": 5})
+    train(path)
+    before = evaluate(path.parent / "run").score
+    (path.parent / "run").rename(path.parent / "moved")
+    assert evaluate(path.parent / "moved").score == before

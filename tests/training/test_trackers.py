@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cyberslm.errors import StorageError
 from cyberslm.training.plots import loss_curve
 from cyberslm.training.trackers import Meter, MetricsFile, Screen, clock, read_metrics, short, validation_line
 
@@ -95,3 +97,38 @@ def test_curve_is_a_png_even_with_odd_records() -> None:
     records = [record(1), record(2, loss="nan"), {"type": "validation", "step": 2, "loss": 1.5, "bits_per_byte": 0.5}]
     assert loss_curve(records, title="t").startswith(b"\x89PNG")
     assert loss_curve([], title="empty").startswith(b"\x89PNG")
+
+
+def test_resuming_rewrites_the_log_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log was rewritten in place, so that a full disk or a kill cut it."""
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path)
+    for step in range(1, 6):
+        file.write(record(step))
+    file.close()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(StorageError, match="metrics.jsonl"):
+        MetricsFile(path, step=3)
+    assert len(read_metrics(path)) == 5
+
+
+def test_screen_that_cannot_be_written_does_not_end_the_run(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as stream:
+        screen = Screen(tmp_path / "log", stream=stream)
+        screen.line("one")
+        screen.line("two")
+        screen.close()
+        with contextlib.suppress(OSError):
+            stream.close()
+    assert (tmp_path / "log").read_text() == "one\ntwo\n"
+
+
+def test_log_that_cannot_be_written_is_named() -> None:
+    screen = Screen(Path("/dev/full"), quiet=True)
+    with pytest.raises(StorageError, match="/dev/full can't be written: No space left"):
+        screen.line("one")
+    screen.close()
