@@ -38,7 +38,7 @@ from cyberslm.recipes.machine import on_this_machine
 from cyberslm.training.optim import load_optimizer_tensors
 from cyberslm.training.plots import can_plot
 from cyberslm.training.schedule import learning_rate
-from cyberslm.training.trackers import Screen, short
+from cyberslm.training.trackers import Record, Screen, short
 from cyberslm.training.trainer import Plan, TrainState, train
 
 
@@ -88,6 +88,8 @@ def _train(loaded: Loaded[TrainRun], device: torch.device, screen: Screen, stop_
     this = RunHooks(run, model, prepared, state, screen)
     if training is not None:
         load_optimizer_tensors(this.optimizer, model, training.tensors)
+    if state.step == 0:
+        this.metrics.write(_run_record(run, this.loader, prepared))
     for line in (*describe(prepared), *header(run, this.loader, device)):
         screen.line(line)
     plan = Plan(
@@ -145,6 +147,25 @@ def _finish(run: TrainRun, state: TrainState, number: int | None, prepared: Prep
         screen.line(f"curve: {run.folder / 'plots' / 'loss.png'}{missing}")
     screen.line(f"next:  cyberslm generate {final} --prompt 'TEXT'")
     return Outcome(state, final, number)
+
+
+def _run_record(run: TrainRun, loader: RowLoader, prepared: Prepared) -> Record:
+    """The header block for machines: the first line of ``metrics.jsonl``."""
+    return {
+        "type": "run",
+        "step": 0,
+        "parameters": run.model.num_parameters,
+        "embedding_parameters": run.model.num_embedding_parameters,
+        "max_steps": run.train.max_steps,
+        "tokens_per_step": run.train.global_batch_size * run.model.max_seq_len,
+        "rows_per_epoch": loader.rows_per_epoch,
+        "train_tokens": prepared.train.num_tokens,
+        "data_sha256": prepared.data_sha256,
+        "tokenizer_sha256": prepared.tokenizer.sha256,
+        "device": run.device,
+        "precision": run.precision,
+        "seed": run.seed,
+    }
 
 
 def header(run: TrainRun, loader: RowLoader, device: torch.device) -> list[str]:

@@ -150,6 +150,7 @@ def _train_step(
     state.tokens += num_tokens
     state.bad_in_a_row = 0 if good else state.bad_in_a_row + 1
     state.bad_steps += 0 if good else 1
+    seconds = time.perf_counter() - started
     hooks.record(
         {
             "type": "train",
@@ -160,7 +161,8 @@ def _train_step(
             "step_tokens": num_tokens,
             "tokens": state.tokens,
             "skipped": state.bad_steps,
-            "seconds": time.perf_counter() - started,
+            "seconds": seconds,
+            "tokens_per_second": num_tokens / seconds,
         }
     )
     if state.bad_in_a_row >= plan.config.max_bad_steps:

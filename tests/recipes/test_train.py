@@ -24,7 +24,7 @@ from cyberslm.recipes.train import run_training
 from cyberslm.training.loss import Score
 from cyberslm.training.trackers import read_metrics
 
-TIMED = ("seconds",)
+TIMED = ("seconds", "tokens_per_second")
 
 
 def fingerprint(run: Path) -> dict[str, str]:
@@ -87,6 +87,8 @@ def test_run_folder_holds_what_the_design_says(trained: Path) -> None:
     assert steps[-1].step == 20
     assert len(steps) in (2, 3)  # the last two, and the best where it is neither
     records = read_metrics(run / "metrics.jsonl")
+    assert (records[0]["type"], records[0]["tokens_per_step"]) == ("run", 128)
+    assert sum(record["type"] == "run" for record in records) == 1
     assert [r["step"] for r in records if r["type"] == "train"] == list(range(1, 21))
     assert [r["step"] for r in records if r["type"] == "validation"] == [5, 10, 15, 20]
 
