@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from cyberslm import files
@@ -44,11 +45,15 @@ class Interrupts:
                 signal.signal(number, handler)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        if self.number is not None:
-            os.write(2, b"\nquit without saving\n")
+        again = self.number is not None
+        said = (
+            b"quit without saving" if again else b"saving after this step, then stopping (again: quit without saving)"
+        )
+        with suppress(OSError):
+            os.write(2, b"\n" + said + b"\n")
+        if again:
             raise SystemExit(128 + number)
         self.number = number
-        os.write(2, b"\nsaving after this step, then stopping (once more: quit without saving)\n")
 
 
 class RunHooks:
@@ -107,7 +112,7 @@ class RunHooks:
             "data_sha256": self.prepared.data_sha256,
             "cyberslm": package_version("cyberslm"),
         }
-        if score is not None:
+        if score is not None and math.isfinite(score.loss):
             fields["validation"] = {"loss": score.loss, "bits_per_byte": score.bits_per_byte}
         training = TrainingFiles(optimizer_tensors(self.optimizer, self.model), state.to_json())
         checkpoints = self.run.folder / "checkpoints"

@@ -352,6 +352,16 @@ def test_damaged_best_checkpoint_gives_way_to_the_next(make_run: MakeRun, monkey
     assert "step-00000010 is damaged" in (run / "train.log").read_text()
 
 
+def test_validation_that_is_not_finite_is_no_score_and_no_crash(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G42: a NaN score became best; here it also could not be written into a manifest."""
+    path = make_run()
+    scripted_scores(monkeypatch, 5.0, float("nan"), float("inf"), float("nan"))
+    train(path)
+    assert files.verify(path.parent / "run" / "final")["step"] == 5
+
+
 def test_final_follows_the_setting_after_the_run_is_finished(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
