@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cyberslm.errors import CyberSLMError, GenerationError, StorageError
+from cyberslm.errors import ConfigError, CyberSLMError, GenerationError
 
 app = typer.Typer(
     help="Build a small language model from your own text: offline, exact, traceable.",
@@ -51,14 +52,14 @@ OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memo
 
 @app.callback()
 def options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[  # noqa: ARG001 (run looks for it)
+        bool, typer.Option("--debug", help="Show the traceback of an error.")
+    ] = False,
     version: Annotated[  # noqa: ARG001 (its callback does it)
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Options of every verb."""
-    if debug:
-        os.environ["CYBERSLM_DEBUG"] = "1"
 
 
 @app.command(no_args_is_help=True)
@@ -75,7 +76,7 @@ def init(
     from cyberslm.recipes.starter import starter
 
     if out.exists() and not force:
-        raise StorageError(f"{out} exists: name another file with --out, or replace it with --force")
+        raise ConfigError(f"{out} exists: name another file with --out, or replace it with --force")
     write_text(out, starter(text, out=out))
     typer.echo(f"wrote {out}\nnext:  cyberslm check {out}")
 
@@ -145,8 +146,9 @@ def generate(
     engine = load(model, device=device)
     streaming = sys.stdout.isatty() if stream is None else stream
     if streaming and len(prompts) == 1 and not as_json:
+        events = engine.stream(prompts, params)
         _write(prompts[0])
-        for event in engine.stream(prompts, params):
+        for event in events:
             _write(event.text)
         _write("\n")
         return
@@ -232,10 +234,11 @@ def run() -> None:
     """Run the command line and leave with its exit code."""
     if sys.stdout is None:  # closed by the caller: what would be printed goes nowhere
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 (for the life of the process)
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         app()
     except CyberSLMError as error:
-        if os.environ.get("CYBERSLM_DEBUG"):
+        if "--debug" in sys.argv:
             raise
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
@@ -253,6 +256,11 @@ def run() -> None:
             "error: out of memory: lower train.micro_batch_size, train.global_batch_size or model.max_seq_len", err=True
         )
         sys.exit(1)
+
+
+def _terminated(number: int, _frame: object) -> None:
+    """End as an exception does, so that nothing half-written is left."""
+    raise SystemExit(128 + number)
 
 
 def _prompts(given: list[str] | None, file: Path | None) -> list[str]:

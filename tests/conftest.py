@@ -36,7 +36,7 @@ SMALL: dict = {
     "train": {"max_steps": 20, "micro_batch_size": 2, "global_batch_size": 4},
     "optimizer": {"lr": 3e-3},
     "scheduler": {"warmup_steps": 4},
-    "eval": {"interval": 5, "max_batches": 4},
+    "eval": {"interval": 5, "max_rows": 8},
     "checkpoint": {"interval": 5},
     "logging": {"interval": 5, "plots": False},
 }

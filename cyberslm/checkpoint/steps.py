@@ -74,9 +74,12 @@ def best(steps: list[Step]) -> Step | None:
     return first if first is not None and first.validation_loss is not None else None
 
 
-def rotate(checkpoints: Path, keep_last: int) -> list[Path]:
-    """Delete all but the newest ``keep_last`` and the best; return what was deleted."""
-    steps = list_steps(checkpoints)
+def rotate(checkpoints: Path, keep_last: int, *, current: int) -> list[Path]:
+    """Delete all but the newest ``keep_last`` and the best up to the step just written; return what was deleted.
+
+    A later step can only be one that was passed over as damaged; it is neither counted nor touched.
+    """
+    steps = [step for step in list_steps(checkpoints) if step.step <= current]
     kept = {step.step for step in steps[-keep_last:]}
     if (top := best(steps)) is not None:
         kept.add(top.step)

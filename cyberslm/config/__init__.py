@@ -4,8 +4,8 @@ A consumer declares its settings as a plain frozen dataclass beside its code; th
 and text. Text is read as a tree of nodes that remember file and line (``reader``), checked against the dataclasses
 (``schema``, ``build``), layered as defaults < extends < file < command line (``loading``) and written (``writing``).
 
-Invariant: nothing given is ignored. A key that no dataclass field claims, a value of another type and a setting given
-twice are errors, and one message lists all of them. Scalars follow the YAML 1.2 core schema (``scalars``).
+Invariant: nothing given is ignored. A key that no dataclass field claims, a value of another type and a key given
+twice in a file are errors, and one message lists all of them. Scalars follow the YAML 1.2 core schema (``scalars``).
 """
 
 from __future__ import annotations

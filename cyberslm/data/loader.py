@@ -13,7 +13,6 @@ memory, no state and no library's random stream, and is fixed for ever: a checkp
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -36,14 +35,6 @@ class Batch(NamedTuple):
 
     input_ids: Tensor
     targets: Tensor
-
-
-@dataclass(frozen=True)
-class Cursor:
-    """Where in the endless order of rows a step begins: the epoch, and the position within its order."""
-
-    epoch: int
-    position: int
 
 
 def row_at(seed: int, epoch: npt.ArrayLike, position: npt.ArrayLike, num_rows: int) -> npt.NDArray[np.int64]:
@@ -85,10 +76,6 @@ class RowLoader:
     def rows_per_epoch(self) -> int:
         return -(-(self.store.num_tokens - 1) // self.seq_len)
 
-    def cursor(self, step: int) -> Cursor:
-        """Where ``step`` (from 0) begins."""
-        return Cursor(*divmod(step * self.batch_rows, self.rows_per_epoch))
-
     def batch(self, step: int, *, rank: int = 0, world: int = 1, part: int = 0, parts: int = 1) -> Batch:
         """Micro-batch ``part`` of ``parts`` for ``rank`` of ``world`` at ``step``; together they are the whole step.
 
@@ -104,12 +91,17 @@ class RowLoader:
         epochs, positions = zip(*(divmod(row, self.rows_per_epoch) for row in wanted), strict=True)
         return self._rows(row_at(self.seed, epochs, positions, self.rows_per_epoch).tolist())
 
-    def sequential(self, batch_rows: int, *, rank: int = 0, world: int = 1) -> Iterator[Batch]:
-        """Every row once, in the order of the text; the last batch may have fewer rows. Ranks take batches in turn."""
-        if batch_rows < 1 or not 0 <= rank < world:
-            raise InputError(f"no batches of {batch_rows} rows for rank {rank} of {world}")
-        for first in range(rank * batch_rows, self.rows_per_epoch, batch_rows * world):
-            yield self._rows(list(range(first, min(first + batch_rows, self.rows_per_epoch))))
+    def sequential(self, batch_rows: int, *, limit: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+        """Every row once, in the order of the text; the last batch may have fewer rows. Ranks take batches in turn.
+
+        With a ``limit`` below the number of rows, that many, spread evenly, whatever the size of a batch.
+        """
+        if batch_rows < 1 or limit < 0 or not 0 <= rank < world:
+            raise InputError(f"no batches of {batch_rows} rows, limit {limit}, for rank {rank} of {world}")
+        count = min(limit or self.rows_per_epoch, self.rows_per_epoch)
+        for first in range(rank * batch_rows, count, batch_rows * world):
+            last = min(first + batch_rows, count)
+            yield self._rows([index * self.rows_per_epoch // count for index in range(first, last)])
 
     def _rows(self, rows: list[int]) -> Batch:
         inputs = np.full((len(rows), self.seq_len), self.pad_id, np.int64)

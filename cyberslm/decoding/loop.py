@@ -23,10 +23,6 @@ DEFAULT_BUDGET = 256
 FinishReason = Literal["stop", "length"]
 
 
-class Cache(Protocol):
-    def keep(self, rows: Sequence[int]) -> None: ...
-
-
 class LanguageModel(Protocol):
     """What the loop needs of a network."""
 

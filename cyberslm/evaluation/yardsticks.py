@@ -75,5 +75,5 @@ def _chunks(store: TokenStore, start: int, stop: int) -> Iterator[np.ndarray]:
 
 
 def _xz(data: bytes) -> int:
-    chain = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": max(1 << 20, 2 * WINDOW)}]
+    chain = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": min(max(1 << 16, len(data)), 2 * WINDOW)}]
     return len(lzma.compress(data, format=lzma.FORMAT_XZ, filters=chain))

@@ -115,6 +115,8 @@ class MultiHeadSelfAttention(nn.Module):
     alone, the layer makes its own table and `forward` works everything out from the mask and the cached pair.
     """
 
+    kernel = "fused"
+
     def __init__(self, config: CyberSLMConfig, rope: RotaryPositionEmbedding | None = None) -> None:
         super().__init__()
         self.num_heads, self.kv_heads, self.head_dim = config.num_heads, config.kv_heads, config.head_size
@@ -177,5 +179,5 @@ class MultiHeadSelfAttention(nn.Module):
         return apply_rope(q_BHTE, rotation), apply_rope(k_BKTE, rotation), v_BKTE
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
-        mixed_BHTE = fused(q, k, v, sight, self.dropout if self.training else 0.0)
+        mixed_BHTE = KERNELS[self.kernel](q, k, v, sight, self.dropout if self.training else 0.0)
         return self.o_proj(mixed_BHTE.transpose(1, 2).flatten(-2))

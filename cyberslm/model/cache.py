@@ -86,10 +86,6 @@ class KVCache:
         layers, _, heads, _, width = self.keys.shape
         return (layers, heads, width) == (config.num_layers, config.kv_heads, config.head_size)
 
-    @property
-    def nbytes(self) -> int:
-        return 2 * self.keys.numel() * self.keys.element_size()
-
     def advance(self, new: Sequence[int], num_columns: int) -> None:
         """Count ``new[b]`` more tokens in row b, out of ``num_columns`` columns of input."""
         self.lengths = [length + count for length, count in zip(self.lengths, new, strict=True)]

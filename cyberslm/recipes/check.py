@@ -9,7 +9,7 @@ from cyberslm.config import Loaded, dump
 from cyberslm.data.loader import IGNORE, Batch
 from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.data import Say, describe, ensure_prepared, fit_model, row_loader
-from cyberslm.recipes.machine import on_this_machine
+from cyberslm.recipes.machine import cpu_threads, on_this_machine
 from cyberslm.recipes.train import header
 from cyberslm.text.tokenizer import Tokenizer
 
@@ -22,13 +22,14 @@ def check(loaded: Loaded[TrainRun], say: Say) -> Iterator[str]:
     run, device = on_this_machine(loaded.value)
     prepared = ensure_prepared(run, say)
     tokenizer = prepared.tokenizer
-    run = replace(run, model=fit_model(run.model, tokenizer, vocab_given="model.vocab_size" in loaded.given))
+    run = replace(run, model=fit_model(run.model, tokenizer, given=loaded.given))
     loader = row_loader(run, prepared, prepared.train)
     yield "# resolved configuration"
     yield dump(run).rstrip()
     yield ""
     yield from describe(prepared)
-    yield from header(run, loader, device)
+    with cpu_threads(run.threads):
+        yield from header(run, loader, device)
     targets = prepared.train.num_tokens - 1
     yield f"tokens: {run.train.global_batch_size * run.model.max_seq_len:,} per step, {targets:,} per epoch"
     yield ""

@@ -24,8 +24,8 @@ class EvalConfig:
     interval: int = 250
     """Steps between validations; checkpoints at checkpoint.interval and at the end are validated too."""
 
-    max_batches: int = 0
-    """Batches of micro_batch_size rows per validation, spread evenly over the split; 0 = the whole split."""
+    max_rows: int = 0
+    """Rows of max_seq_len tokens per validation, spread evenly over the split; 0 = the whole split."""
 
     sample_prompts: tuple[str, ...] = ()
     """Prompts continued at every validation, shown and kept in samples.jsonl."""
@@ -34,7 +34,7 @@ class EvalConfig:
     """New tokens of each sample."""
 
     def __post_init__(self) -> None:
-        _at_least(self, interval=1, max_batches=0, sample_tokens=1)
+        _at_least(self, interval=1, max_rows=0, sample_tokens=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +117,14 @@ class TrainRun:
         return Path(self.data.prepared) if self.data.prepared else self.folder / "data"
 
 
+_SIZES = {"model.vocab_size", "tokenizer.vocab_size"}
 NOT_THE_RESULT = frozenset(
     {
         "out_dir",
         "threads",
         "train.micro_batch_size",
+        "checkpoint.keep_last",
+        "checkpoint.final",
         "data.threads",
         "data.prepared",
         "data.sources",
@@ -131,18 +134,19 @@ NOT_THE_RESULT = frozenset(
 )
 """Keys that may change between two starts of one run: they leave its result alone (but for rounding, in the case of
 threads and micro_batch_size), or what they name is compared by content."""
-NOT_THE_RESULT_SECTIONS = ("eval.sample_", "checkpoint.", "logging.")
+NOT_THE_RESULT_SECTIONS = ("eval.sample_", "logging.")
 
 
 def load_run(path: Path | str, overrides: Sequence[str] = ()) -> Loaded[TrainRun]:
     """Read a run's YAML and overrides. A size of the vocabulary that is given once counts for tokenizer and model."""
     loaded = load(path, TrainRun, overrides)
     run = loaded.value
-    if "model.vocab_size" in loaded.given and "tokenizer.vocab_size" not in loaded.given:
+    if run.tokenizer.path is None and loaded.given & _SIZES == {"model.vocab_size"}:
         run = replace(run, tokenizer=replace(run.tokenizer, vocab_size=run.model.vocab_size))
     elif "model.vocab_size" not in loaded.given:
         run = replace(run, model=replace(run.model, vocab_size=run.tokenizer.vocab_size))
-    if run.model.vocab_size < run.tokenizer.vocab_size:
+    sure = not run.tokenizer.shrink and run.tokenizer.path is None  # else the tokenizer tells its size later
+    if sure and run.model.vocab_size < run.tokenizer.vocab_size:
         raise ConfigError(
             f"{path}: model.vocab_size {run.model.vocab_size} is below tokenizer.vocab_size"
             f" {run.tokenizer.vocab_size}: give only one of them, or make the model's at least as large"

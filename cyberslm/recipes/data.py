@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from cyberslm import files
+from cyberslm.checkpoint.steps import list_steps
+from cyberslm.config import differences
 from cyberslm.data.inputs import find_inputs
 from cyberslm.data.loader import RowLoader
 from cyberslm.data.prepare import Prepared, Texts, open_prepared, prepare, stale, training_texts
@@ -18,7 +20,7 @@ from cyberslm.data.shards import TokenStore
 from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.recipes.config import TrainRun
-from cyberslm.text.tokenizer import MODEL_FILE, SentencePieceTokenizer, Tokenizer
+from cyberslm.text.tokenizer import MODEL_FILE, SentencePieceTokenizer, Tokenizer, saved_bos_rule
 from cyberslm.text.train import TokenizerConfig, train_tokenizer
 from cyberslm.training.trackers import short
 
@@ -32,29 +34,39 @@ def tokenizer_settings(config: TokenizerConfig) -> dict[str, object]:
     path = Path(config.path)
     if not (path / MODEL_FILE if path.is_dir() else path).is_file():
         raise ConfigError(f"tokenizer.path: {path} is neither a tokenizer.model nor a folder that holds one")
+    saved = saved_bos_rule(path if path.is_dir() else path.parent)
+    if saved not in (None, config.add_bos):
+        raise ConfigError(f"tokenizer.add_bos is {config.add_bos} and {path} was saved with {saved}: set it to that")
     return {"sha256": files.sha256_file(path / MODEL_FILE if path.is_dir() else path), "add_bos": config.add_bos}
 
 
-def ensure_prepared(run: TrainRun, say: Say, *, trained_on: str | None = None) -> Prepared:
+def ensure_prepared(run: TrainRun, say: Say) -> Prepared:
     """The run's shards and tokenizer, prepared now unless ``data.prepared`` (default ``out_dir/data``) is current.
 
-    ``trained_on`` is the ``data_sha256`` of a run that has begun: it goes on only with the tokens it began with, and
-    its shards are not replaced by others (`IntegrityError`).
+    A run that has begun goes on only with the tokens it began with, and its shards are not replaced by others:
+    `IntegrityError`.
     """
     settings = tokenizer_settings(run.tokenizer)
     folder = run.prepared
     files.sweep(folder.parent)
+    began_with = _began_with(run)
     reason = stale(folder, run.data, settings)
-    if trained_on is not None and reason is not None and folder.exists():
+    if began_with is not None and reason is not None and folder.exists():
         raise IntegrityError(_OTHER_DATA.format(folder=run.folder, reason=reason))
     if reason is None:
         say(f"data: {folder} is up to date")
         prepared = open_verified(folder)
     else:
         prepared = _prepare(run, settings, reason, say)
-    if trained_on not in (None, prepared.data_sha256):
+    if began_with not in (None, prepared.data_sha256):
         raise IntegrityError(_OTHER_DATA.format(folder=run.folder, reason=f"the tokens in {folder} are others"))
     return prepared
+
+
+def _began_with(run: TrainRun) -> str | None:
+    """``data_sha256`` of the run's newest checkpoint."""
+    steps = list_steps(run.folder / "checkpoints")
+    return str(files.read_manifest(steps[-1].path).get("data_sha256")) if steps else None
 
 
 _OTHER_DATA = (
@@ -77,20 +89,19 @@ def _prepare(run: TrainRun, settings: dict[str, object], reason: str, say: Say) 
     )
 
 
-def fit_model(config: CyberSLMConfig, tokenizer: Tokenizer, *, vocab_given: bool) -> CyberSLMConfig:
-    """The model's configuration with the tokenizer's control ids and, unless it was given, its vocabulary."""
-    size = config.vocab_size if vocab_given else tokenizer.vocab_size
+def fit_model(config: CyberSLMConfig, tokenizer: Tokenizer, *, given: frozenset[str]) -> CyberSLMConfig:
+    """The model's configuration with the tokenizer's control ids and, unless it was ``given``, its vocabulary."""
+    size = config.vocab_size if "model.vocab_size" in given else tokenizer.vocab_size
     if size < tokenizer.vocab_size:
         raise ConfigError(
             f"model.vocab_size {size} is below the tokenizer's {tokenizer.vocab_size}: leave it out or raise it"
         )
-    return replace(
-        config,
-        vocab_size=size,
-        pad_token_id=tokenizer.pad_id,
-        bos_token_id=tokenizer.bos_id,
-        eos_token_id=tokenizer.eos_id,
-    )
+    pad, bos, eos = tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id
+    fitted = replace(config, vocab_size=size, pad_token_id=pad, bos_token_id=bos, eos_token_id=eos)
+    for key, (asked, own) in differences(config, fitted).items():
+        if key != "vocab_size" and f"model.{key}" in given:
+            raise ConfigError(f"model.{key} is the tokenizer's, {own}, not {asked}: leave it out")
+    return fitted
 
 
 def open_verified(folder: Path) -> Prepared:
@@ -162,6 +173,9 @@ def describe(prepared: Prepared) -> Iterator[str]:
 
 def _tokenizer(config: TokenizerConfig, texts: Texts, say: Say) -> Tokenizer:
     if config.path is not None:
+        unused = sorted(set(differences(TokenizerConfig(), config)) - {"path", "add_bos"})
+        if unused:
+            say(f"warning: tokenizer.path is given, so nothing is trained and {', '.join(unused)} have no effect")
         return SentencePieceTokenizer.from_file(config.path, add_bos=config.add_bos)
     trained = train_tokenizer(texts(), config)
     report = trained.report

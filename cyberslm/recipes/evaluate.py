@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from cyberslm import files
 from cyberslm.config import load
 from cyberslm.data.loader import RowLoader
 from cyberslm.errors import ConfigError
@@ -34,7 +35,8 @@ def evaluate(path: Path, *, data: Path | None = None, device: str = "auto") -> E
     folder = find_model(path)
     engine: Engine = load_engine(folder, device=device)
     prepared = open_verified(data or _data_of(folder))
-    if engine.tokenizer.sha256 != prepared.tokenizer.sha256:
+    theirs, ours = prepared.tokenizer, engine.tokenizer
+    if (ours.sha256, ours.add_bos) != (theirs.sha256, theirs.add_bos):
         raise ConfigError(
             f"{prepared.folder} was made with another tokenizer than {folder}: prepare the text with the model's"
         )
@@ -65,7 +67,7 @@ def evaluate(path: Path, *, data: Path | None = None, device: str = "auto") -> E
 def _data_of(model: Path) -> Path:
     """The prepared data of the run that a model folder lies in."""
     for run in (model.parent, model.parent.parent):
-        if (run / "data").is_dir():
+        if files.looks_published(run / "data"):
             return run / "data"
         if (run / "config.yaml").is_file():
             return load(run / "config.yaml", TrainRun).value.prepared

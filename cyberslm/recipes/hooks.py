@@ -13,12 +13,14 @@ from cyberslm import files
 from cyberslm.checkpoint.folder import TrainingFiles, save_model
 from cyberslm.checkpoint.steps import rotate, step_folder
 from cyberslm.data.prepare import Prepared
+from cyberslm.decoding.loop import budget_for
 from cyberslm.decoding.sampling import SamplingParams
 from cyberslm.generation.engine import Engine
 from cyberslm.model.model import CyberSLM
 from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.data import bytes_per_id, row_loader
 from cyberslm.recipes.machine import autocast, package_version
+from cyberslm.text.tokenizer import Tokenizer
 from cyberslm.training.loss import Score, measure
 from cyberslm.training.optim import build_optimizer, optimizer_tensors
 from cyberslm.training.plots import can_plot, loss_curve
@@ -56,6 +58,17 @@ class Interrupts:
         self.number = number
 
 
+def sampling(run: TrainRun) -> SamplingParams:
+    """Settings of the samples that a run shows of itself."""
+    return SamplingParams(max_new_tokens=run.eval.sample_tokens, temperature=0.8, top_p=0.95, seed=0)
+
+
+def check_samples(run: TrainRun, tokenizer: Tokenizer) -> None:
+    """Refuse a sample prompt that the model could not continue: `GenerationError`."""
+    for prompt in run.eval.sample_prompts:
+        budget_for(len(tokenizer.encode(prompt)), sampling(run), run.model.max_seq_len)
+
+
 class RunHooks:
     """One run in its folder: the hooks of the training loop and what they need."""
 
@@ -69,10 +82,6 @@ class RunHooks:
         self.bytes_per_id = bytes_per_id(prepared.tokenizer)
         self.autocast = autocast(run.precision, model.device)
         self.loader = row_loader(run, prepared, prepared.train)
-        Engine(model, prepared.tokenizer).stream(run.eval.sample_prompts, self._sampling())  # refuses bad prompts now
-
-    def _sampling(self) -> SamplingParams:
-        return SamplingParams(max_new_tokens=self.run.eval.sample_tokens, temperature=0.8, top_p=0.95, seed=0)
 
     def record(self, record: Record) -> None:
         self.metrics.write(record)
@@ -84,25 +93,20 @@ class RunHooks:
             self.screen.advance(int(str(record["step"])))
 
     def validate(self, state: TrainState) -> Score | None:
+        self._sample(state.step)
         if self.prepared.validation is None:
             return None
         loader = row_loader(self.run, self.prepared, self.prepared.validation)
-        batches = loader.sequential(self.run.train.micro_batch_size)
-        limit, total = self.run.eval.max_batches, -(-loader.rows_per_epoch // self.run.train.micro_batch_size)
-        if 0 < limit < total:
-            wanted = {index * total // limit for index in range(limit)}
-            batches = (batch for index, batch in enumerate(batches) if index in wanted)
+        batches = loader.sequential(self.run.train.micro_batch_size, limit=self.run.eval.max_rows)
         with self.autocast():
-            score = measure(self.model, batches, self.bytes_per_id)
-        self._sample(state.step)
-        return score
+            return measure(self.model, batches, self.bytes_per_id)
 
     def _sample(self, step: int) -> None:
         prompts = self.run.eval.sample_prompts
         if not prompts:
             return
         engine = Engine(self.model, self.prepared.tokenizer)
-        for completion in engine.generate(prompts, self._sampling()):
+        for completion in engine.generate(prompts, sampling(self.run)):
             self.samples.write({"type": "sample", "step": step, "prompt": completion.prompt, "text": completion.text})
             self.screen.line(f"step {step} | sample | {(completion.prompt + completion.text)!r}")
 
@@ -115,10 +119,12 @@ class RunHooks:
         if score is not None and math.isfinite(score.loss):
             fields["validation"] = {"loss": score.loss, "bits_per_byte": score.bits_per_byte}
         training = TrainingFiles(optimizer_tensors(self.optimizer, self.model), state.to_json())
+        self.metrics.sync()
+        self.samples.sync()
         checkpoints = self.run.folder / "checkpoints"
         target = step_folder(checkpoints, state.step)
         save_model(target, self.model, self.prepared.tokenizer, fields, training)
-        rotate(checkpoints, self.run.checkpoint.keep_last)
+        rotate(checkpoints, self.run.checkpoint.keep_last, current=state.step)
         self.screen.line(f"step {state.step}/{self.run.train.max_steps} | saved {target}")
         self._plot()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -35,6 +35,18 @@ def on_this_machine(run: TrainRun) -> tuple[TrainRun, torch.device]:
         has_bf16 = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_avx512_bf16_supported()
         precision = "bf16" if has_bf16 else "fp32"
     return replace(run, device="cuda" if device.type == "cuda" else "cpu", precision=precision), device
+
+
+@contextmanager
+def cpu_threads(count: int) -> Iterator[None]:
+    """Compute with ``count`` threads (0 = as it is), then with as many as before."""
+    before = torch.get_num_threads()
+    if count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def autocast(precision: str, device: torch.device) -> Callable:

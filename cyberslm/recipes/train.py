@@ -33,8 +33,8 @@ from cyberslm.model.model import CyberSLM
 from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.data import Say, describe, ensure_prepared, fit_model
 from cyberslm.recipes.folder import refuse_other_run, require_space, write_run_files
-from cyberslm.recipes.hooks import RunHooks
-from cyberslm.recipes.machine import on_this_machine
+from cyberslm.recipes.hooks import RunHooks, check_samples
+from cyberslm.recipes.machine import cpu_threads, on_this_machine
 from cyberslm.training.optim import load_optimizer_tensors
 from cyberslm.training.plots import can_plot
 from cyberslm.training.schedule import learning_rate
@@ -58,10 +58,8 @@ def run_training(loaded: Loaded[TrainRun], *, stop_at: int | None = None, quiet:
         raise ConfigError(f"--stop-at must be from 1 to train.max_steps {run.train.max_steps}, not {stop_at}")
     run, device = on_this_machine(run)
     loaded = replace(loaded, value=run)
-    if run.threads:
-        torch.set_num_threads(run.threads)
     files.make_folder(run.folder / "checkpoints")
-    with files.lock(run.folder):
+    with files.lock(run.folder), cpu_threads(run.threads):
         files.sweep(run.folder)
         files.sweep(run.folder / "checkpoints")
         refuse_other_run(run)
@@ -79,9 +77,9 @@ def _train(loaded: Loaded[TrainRun], device: torch.device, screen: Screen, stop_
     if done is not None:
         screen.line(f"this run is finished: {run.folder / 'final'} (step {done.step})")
         return Outcome(done, run.folder / "final", None)
-    began_with = None if step is None else str(files.read_manifest(step.path).get("data_sha256"))
-    prepared = ensure_prepared(run, screen.line, trained_on=began_with)
-    run = replace(run, model=fit_model(run.model, prepared.tokenizer, vocab_given="model.vocab_size" in loaded.given))
+    prepared = ensure_prepared(run, screen.line)
+    run = replace(run, model=fit_model(run.model, prepared.tokenizer, given=loaded.given))
+    check_samples(run, prepared.tokenizer)
     require_space(run)
     write_run_files(loaded, run)
     model, state, training = _start(run, step, device, screen.line)
@@ -138,8 +136,9 @@ def _finish(run: TrainRun, state: TrainState, number: int | None, prepared: Prep
     screen.line("")
     screen.line(f"done: {state.step} steps, {short(state.tokens)} tokens, {state.bad_steps} skipped")
     if score:
+        label = "best validation" if run.checkpoint.final == "best" else "last validation"
         screen.line(
-            f"best validation: step {chosen.step}, loss {score['loss']:.4f}, {score['bits_per_byte']:.4f} bits per byte"
+            f"{label}: step {chosen.step}, loss {score['loss']:.4f}, {score['bits_per_byte']:.4f} bits per byte"
         )
     screen.line(f"model: {final} (step {chosen.step})")
     if run.logging.plots:
@@ -189,10 +188,15 @@ def header(run: TrainRun, loader: RowLoader, device: torch.device) -> list[str]:
     ]
 
 
-def _choose(run: TrainRun, say: Say) -> tuple[Step, ModelFolder]:
-    """The checkpoint that becomes ``final/``: the first whole one in the order that ``checkpoint.final`` asks for."""
+def _in_order(run: TrainRun) -> list[Step]:
+    """The checkpoints in the order in which ``checkpoint.final`` wants them for ``final/``."""
     steps = list_steps(run.folder / "checkpoints")
-    for step in ranked(steps) if run.checkpoint.final == "best" else reversed(steps):
+    return ranked(steps) if run.checkpoint.final == "best" else steps[::-1]
+
+
+def _choose(run: TrainRun, say: Say) -> tuple[Step, ModelFolder]:
+    """The checkpoint that becomes ``final/``: the first whole one in order."""
+    for step in _in_order(run):
         try:
             return step, load_model(step.path)
         except IntegrityError as error:
@@ -204,11 +208,16 @@ def _finished(run: TrainRun, newest_step: Step | None) -> TrainState | None:
     """The state of a run that has nothing left to do: all steps are made, and ``final/`` is whole and the right one."""
     if newest_step is None or newest_step.step < run.train.max_steps:
         return None
-    steps = list_steps(run.folder / "checkpoints")
-    wanted = ranked(steps)[0] if run.checkpoint.final == "best" else steps[-1]
-    try:
-        if verify_model(run.folder / "final").get("step") != wanted.step:
-            return None
-    except IntegrityError:
+    wanted = next((step for step in _in_order(run) if _is_whole(step.path)), None)
+    final = run.folder / "final"
+    if wanted is None or not _is_whole(final) or files.read_manifest(final).get("step") != wanted.step:
         return None
     return TrainState.from_json(dict(load_training(newest_step.path).state))
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        verify_model(folder)
+    except IntegrityError:
+        return False
+    return True

@@ -167,7 +167,17 @@ class SentencePieceTokenizer:
 
 def load_tokenizer(folder: str | Path) -> SentencePieceTokenizer:
     """The tokenizer that ``save`` wrote into a folder, with its ``<bos>`` rule. Raises TokenizerError."""
+    add_bos = saved_bos_rule(folder)
+    if add_bos is None:
+        raise TokenizerError(f"can't read {Path(folder) / hf.CONFIG_FILE}: no such file")
+    return SentencePieceTokenizer.from_file(Path(folder) / MODEL_FILE, add_bos=add_bos)
+
+
+def saved_bos_rule(folder: str | Path) -> bool | None:
+    """Whether texts begin with ``<bos>``, as ``save`` noted in a folder; None without a note. Raises TokenizerError."""
     path = Path(folder) / hf.CONFIG_FILE
+    if not path.exists():
+        return None
     try:
         settings = json.loads(_read(path, limit=_MAX_SETTINGS_BYTES))
     except (ValueError, RecursionError) as error:
@@ -175,7 +185,7 @@ def load_tokenizer(folder: str | Path) -> SentencePieceTokenizer:
     add_bos = settings.get("add_bos_token") if isinstance(settings, dict) else None
     if not isinstance(add_bos, bool):
         raise TokenizerError(f"{path}: add_bos_token must be true or false, not {add_bos!r}")
-    return SentencePieceTokenizer.from_file(Path(folder) / MODEL_FILE, add_bos=add_bos)
+    return add_bos
 
 
 def _read(path: Path, *, limit: int) -> bytes:

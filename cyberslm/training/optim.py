@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 from cyberslm.errors import ConfigError, IntegrityError
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
+STATE = (*MOMENTS, "step")
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
@@ -66,11 +69,18 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
 
 
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Restore what `optimizer_tensors` gave. Raises `IntegrityError` for an unknown name or a wrong shape."""
+    """Restore what `optimizer_tensors` gave; nothing at all is the state before the first update.
+
+    Raises `IntegrityError` naming a tensor that is missing, unknown, or of another shape or type.
+    """
     parameters = dict(model.named_parameters())
+    shapes = {f"{kind}/{name}": p.shape if kind in MOMENTS else () for name, p in parameters.items() for kind in STATE}
+    if tensors and (odd := sorted(set(shapes) ^ set(tensors))):
+        raise IntegrityError(f"optimizer state {odd[0]} is {'missing' if odd[0] in shapes else 'unknown'}")
     for key, value in tensors.items():
+        if value.shape != shapes[key] or value.dtype != torch.float32:
+            raise IntegrityError(
+                f"optimizer state {key} is {value.dtype} {tuple(value.shape)}, not float32 {tuple(shapes[key])}"
+            )
         kind, _, name = key.partition("/")
-        parameter = parameters.get(name)
-        if parameter is None or (value.ndim and value.shape != parameter.shape):
-            raise IntegrityError(f"optimizer state {key!r} {tuple(value.shape)} does not belong to this model")
-        optimizer.state[parameter][kind] = value.to(parameter.device) if value.ndim else value
+        optimizer.state[parameters[name]][kind] = value.to(parameters[name].device)

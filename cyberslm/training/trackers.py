@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 import sys
 from collections.abc import Mapping
@@ -39,6 +40,13 @@ class MetricsFile:
         try:
             self._file.write(json.dumps(_finite(record)) + "\n")
             self._file.flush()
+        except OSError as error:
+            raise StorageError(f"{self._path} can't be written: {error.strerror}") from error
+
+    def sync(self) -> None:
+        """Wait until what was written is on the disk, so that the log is never behind a checkpoint."""
+        try:
+            os.fsync(self._file.fileno())
         except OSError as error:
             raise StorageError(f"{self._path} can't be written: {error.strerror}") from error
 
@@ -112,11 +120,13 @@ class Screen:
 
     def advance(self, done: int) -> None:
         if self._bar is not None:
-            self._bar.update(done - self._bar.n)
+            with contextlib.suppress(OSError, ValueError):
+                self._bar.update(done - self._bar.n)
 
     def stop_bar(self) -> None:
         if self._bar is not None:
-            self._bar.close()
+            with contextlib.suppress(OSError, ValueError):
+                self._bar.close()
             self._bar = None
 
     def close(self) -> None:

@@ -28,10 +28,10 @@ def test_rotation_keeps_the_newest_and_the_best_by_number_not_time(tmp_path: Pat
     """G43 (transformers#11769): rotation by name or time deleted the newest or the best."""
     for step, loss in ((999_999, 1.0), (1_000_000, 3.0), (99_999_999, 2.5), (100_000_000, 2.0)):
         os.utime(make(tmp_path, step, loss), (2e9 - step, 2e9 - step))
-    gone = rotate(tmp_path, 1)
+    gone = rotate(tmp_path, 1, current=100_000_000)
     assert steps(tmp_path) == [999_999, 100_000_000]
     assert len(gone) == 2
-    assert rotate(tmp_path, 1) == []
+    assert rotate(tmp_path, 1, current=100_000_000) == []
 
 
 def test_rotation_touches_nothing_it_does_not_know(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_rotation_touches_nothing_it_does_not_know(tmp_path: Path) -> None:
     (tmp_path / "step-00000009" / "mine.txt").write_text("x")
     (tmp_path / "notes.md").write_text("x")
     (tmp_path / "step-00000003-copy").mkdir()
-    rotate(tmp_path, 2)
+    rotate(tmp_path, 2, current=4)
     assert steps(tmp_path) == [3, 4]
     assert {"step-00000009", "notes.md", "step-00000003-copy"} < {path.name for path in tmp_path.iterdir()}
 
@@ -96,3 +96,13 @@ def test_best_ignores_scores_that_are_no_numbers(tmp_path: Path, odd: object) ->
     top = best(list_steps(tmp_path))
     assert top is not None
     assert top.step == 2
+
+
+def test_step_just_written_is_kept_beside_a_damaged_later_one(tmp_path: Path) -> None:
+    """A damaged step 10 counted as the newest, so that the good step 7 was deleted right after it was saved."""
+    for step, loss in ((5, 3.0), (10, 1.0)):
+        make(tmp_path, step, loss)
+    (tmp_path / "step-00000010" / "model.safetensors").write_bytes(b"weights of 11")
+    make(tmp_path, 7, 4.0)
+    rotate(tmp_path, 1, current=7)
+    assert steps(tmp_path) == [5, 7, 10]

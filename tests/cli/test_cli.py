@@ -152,7 +152,7 @@ def test_init_writes_a_yaml_that_checks_and_trains(
     written = (tmp_path / "my.yaml").read_text()
     assert "# Peak learning rate" in written
     refused = call("init", "text", "--out", "my.yaml")
-    assert refused.code == 1
+    assert refused.code == 2
     assert "--force" in refused.err
     assert call("check", "my.yaml").code == 0
     steps = ("train.max_steps=3", "scheduler.warmup_steps=1", "train.global_batch_size=2", "train.micro_batch_size=2")

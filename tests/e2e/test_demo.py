@@ -29,7 +29,7 @@ def test_demo_runs_without_any_index(tmp_path: Path, steps: int) -> None:
         f"train.max_steps={steps}",
         "scheduler.warmup_steps=10",
         "train.global_batch_size=2",
-        "eval.max_batches=4",
+        "eval.max_rows=16",
     )
     run(*cyberslm, "train", "configs/demo.yaml", "out_dir=runs/demo", *settings, cwd=tmp_path)
     found = json.loads(run(*cyberslm, "eval", "runs/demo", "--json", cwd=tmp_path))

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cyberslm.checkpoint.hf import hf_config
 from cyberslm.errors import ConfigError, GenerationError, InputError
 from cyberslm.model.cache import KVCache
 from cyberslm.model.config import CyberSLMConfig
@@ -282,8 +283,8 @@ def test_every_field_has_an_effect(field: str, value: object) -> None:
         torch.manual_seed(0)
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         logits = model(random_ids(1, 6))
-        ids = (config.pad_token_id, config.bos_token_id, config.eos_token_id)
-        return shapes, logits.shape, logits.sum().item(), model.rope.cos.shape, ids
+        written = {key: value for key, value in hf_config(config).items() if key != "cyberslm"}
+        return shapes, logits.shape, logits.sum().item(), model.rope.cos.shape, written
 
     assert fingerprint(SMALL) != fingerprint(replace(SMALL, **{field: value}))
 

@@ -18,7 +18,9 @@ from cyberslm import files
 from cyberslm.checkpoint.steps import list_steps
 from cyberslm.config import load
 from cyberslm.errors import ConfigError, GenerationError, IntegrityError, StorageError, TrainingError
+from cyberslm.recipes.check import check
 from cyberslm.recipes.config import TrainRun, load_run
+from cyberslm.recipes.data import ensure_prepared
 from cyberslm.recipes.evaluate import evaluate
 from cyberslm.recipes.train import run_training
 from cyberslm.training.loss import Score
@@ -425,3 +427,65 @@ def test_moved_run_is_scored_on_its_own_data(make_run: MakeRun) -> None:
     before = evaluate(path.parent / "run").score
     (path.parent / "run").rename(path.parent / "moved")
     assert evaluate(path.parent / "moved").score == before
+
+
+def test_check_and_prepare_do_not_replace_the_shards_of_a_run_that_has_begun(make_run: MakeRun) -> None:
+    """`cyberslm check` after the text had changed replaced the shards, and the run could never go on."""
+    path = make_run()
+    train(path, stop_at=5)
+    (path.parent / "text" / "new.txt").write_text("a document that was not there before\n" * 9)
+    run = load_run(path)
+    for attempt in (lambda: list(check(run, print)), lambda: ensure_prepared(run.value, print)):
+        with pytest.raises(IntegrityError, match="began with other data"):
+            attempt()
+    train(path, "data.sources=[]")
+
+
+def test_resolved_configuration_of_a_run_loads_and_trains(make_run: MakeRun) -> None:
+    """RUN/config.yaml was refused wherever the tokenizer had fewer pieces than its setting asked for."""
+    path = make_run({"tokenizer": {"vocab_size": 9000, "shrink": True}, "train.max_steps": 5})
+    train(path)
+    run = load_run(path.parent / "run" / "config.yaml").value
+    assert run.model.vocab_size < run.tokenizer.vocab_size
+    train(path.parent / "run" / "config.yaml")
+
+
+def test_control_ids_that_are_not_the_tokenizers_are_refused(make_run: MakeRun) -> None:
+    """They were replaced in silence, and the second start was refused for it."""
+    with pytest.raises(ConfigError, match="model.eos_token_id is the tokenizer's, 3, not 5"):
+        train(make_run({"model.eos_token_id": 5}))
+
+
+def test_tokenizer_keeps_the_rule_for_bos_it_was_saved_with(make_run: MakeRun, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    first = make_run({"tokenizer": {"vocab_size": 400, "add_bos": False}, "train.max_steps": 5}, folder=tmp_path / "a")
+    train(first)
+    (tmp_path / "b").mkdir()
+    tokenizer = {"path": str(tmp_path / "a" / "run" / "final")}
+    second = make_run({"tokenizer": tokenizer, "train.max_steps": 5}, folder=tmp_path / "b")
+    with pytest.raises(ConfigError, match=r"tokenizer.add_bos is True and .* was saved with False"):
+        train(second)
+    train(second, "tokenizer.add_bos=false")
+    assert cyberslm.load(tmp_path / "b" / "run").tokenizer.add_bos is False
+
+
+def test_samples_are_made_without_a_validation_split(make_run: MakeRun) -> None:
+    path = make_run({"data.validation_fraction": 0.0, "eval.sample_prompts": ["The"], "eval.sample_tokens": 4})
+    train(path)
+    assert [r["step"] for r in read_metrics(path.parent / "run" / "samples.jsonl")] == [5, 10, 15, 20]
+
+
+def test_validated_rows_do_not_depend_on_the_micro_batch(make_run: MakeRun) -> None:
+    losses = []
+    for size in (1, 4):
+        path = make_run({"train.micro_batch_size": size, "train.max_steps": 5, "out_dir": f"run{size}"})
+        train(path)
+        records = read_metrics(path.parent / f"run{size}" / "metrics.jsonl")
+        losses += [r["loss"] for r in records if r["type"] == "validation"]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+def test_threads_of_the_host_program_are_given_back(make_run: MakeRun) -> None:
+    before = torch.get_num_threads()
+    train(make_run({"train.max_steps": 5, "threads": 2}))
+    assert torch.get_num_threads() == before

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -52,11 +54,26 @@ def test_restored_state_is_equal_and_gives_the_same_next_updates() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*(m.state_dict().values() for m in models), strict=True))
 
 
-@pytest.mark.parametrize("key", ["exp_avg/layers.9.mlp.up_proj.weight", "exp_avg", "exp_avg/norm.weight"])
-def test_state_that_does_not_belong_is_refused(key: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t | {"exp_avg/layers.9.mlp.up_proj.weight": torch.zeros(7)}, "layers.9.* is unknown"),
+        (lambda t: t | {"other/norm.weight": torch.zeros(32)}, "other/norm.weight is unknown"),
+        (lambda t: {k: v for k, v in t.items() if k != "step/norm.weight"}, "step/norm.weight is missing"),
+        (lambda t: t | {"exp_avg/norm.weight": torch.zeros(7)}, r"exp_avg/norm.weight is torch.float32 \(7,\)"),
+        (
+            lambda t: t | {"exp_avg_sq/norm.weight": torch.zeros(32).bfloat16()},
+            "exp_avg_sq/norm.weight is torch.bfloat16",
+        ),
+    ],
+)
+def test_state_that_does_not_belong_is_refused_by_name(change: Callable, words: str) -> None:
     model = CyberSLM(CONFIG)
-    with pytest.raises(IntegrityError, match="does not belong"):
-        load_optimizer_tensors(build_optimizer(model, OptimizerConfig()), model, {key: torch.zeros(7)})
+    optimizer = build_optimizer(model, OptimizerConfig())
+    step(model, optimizer, 0)
+    tensors = optimizer_tensors(optimizer, model)
+    with pytest.raises(IntegrityError, match=words):
+        load_optimizer_tensors(build_optimizer(model, OptimizerConfig()), model, change(tensors))
 
 
 @pytest.mark.parametrize(
