@@ -256,3 +256,13 @@ def test_sizes_below_one_are_refused(tmp_path, options):
 def test_validation_batches_of_no_rows_are_refused(tmp_path):
     with pytest.raises(InputError, match="no batches of 0 rows"):
         next(loader_of(tmp_path, [1, 2, 3]).sequential(0))
+
+
+def test_limited_validation_takes_rows_evenly_whatever_the_batch(tmp_path):
+    loader = loader_of(tmp_path, list(range(4, 56)), seq_len=5)
+    assert loader.rows_per_epoch == 11
+    wanted = [loader.store.slice(row * 5, row * 5 + 1)[0] for row in (0, 2, 5, 8)]
+    for batch_rows in (1, 3, 4, 9):
+        batches = list(loader.sequential(batch_rows, limit=4))
+        assert torch.cat([batch.input_ids[:, 0] for batch in batches]).tolist() == wanted
+    assert sum(len(batch.input_ids) for batch in loader.sequential(4, limit=99)) == 11

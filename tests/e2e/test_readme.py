@@ -12,7 +12,7 @@ from conftest import write_corpus
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
 NOT_HERE = {
-    "./scripts/demo": "test_demo.py, marked slow",
+    "./scripts/demo": "test_demo.py",
     "./scripts/test": "this suite",
     ". .venv/bin/activate": "the test's own environment",
     "pip install -c constraints.txt -e '.[plots]'": "what scripts/common.sh does",
