@@ -140,13 +140,16 @@ class CyberSLM(nn.Module):
 
     def _plan(self, input_ids: Tensor, attention_mask: Tensor | None) -> _Pass:
         batch, new = input_ids.shape
+        self.rope.require(new - 1)
         columns = torch.arange(new, device=input_ids.device)
         if attention_mask is None:
-            return _Pass(self.rope(columns), Sight(None, causal=True))
+            return _Pass(self.rope.lookup(columns), Sight(None, causal=True))
         real = key_padding(attention_mask, batch, new)
         positions = (real.cumsum(1) - 1).masked_fill(~real, 0)
         columns = columns.unsqueeze(0)
-        return _Pass(self.rope(positions), Sight(visible(columns, columns, q_real=real, k_real=real), causal=False))
+        return _Pass(
+            self.rope.lookup(positions), Sight(visible(columns, columns, q_real=real, k_real=real), causal=False)
+        )
 
     def _plan_cached(self, input_ids: Tensor, attention_mask: Tensor | None, cache: KVCache) -> _Pass:
         batch, new = input_ids.shape
@@ -165,6 +168,7 @@ class CyberSLM(nn.Module):
                 f"a row would hold {longest} tokens and the cache has room for {cache.capacity}:"
                 " make it larger (up to max_seq_len)"
             )
+        self.rope.require(longest - 1)
         past = torch.tensor(cache.lengths, device=device).unsqueeze(1)
         if real is None:
             positions = past + torch.arange(new, device=device)
@@ -176,10 +180,12 @@ class CyberSLM(nn.Module):
             start = cache.lengths[0]
             causal, one = start == 0, new == 1
             sight = Sight(None if causal or one else visible(positions[:1], slots), causal=causal and not one)
-            return _Pass(self.rope(positions[0]), sight, write, added)
+            return _Pass(self.rope.lookup(positions[0]), sight, write, added)
         rows, columns = (torch.ones_like(positions) if real is None else real).nonzero(as_tuple=True)
         write = write._replace(start=None, rows=rows, slots=positions[rows, columns], columns=columns)
-        return _Pass(self.rope(positions), Sight(visible(positions, slots, q_real=real), causal=False), write, added)
+        return _Pass(
+            self.rope.lookup(positions), Sight(visible(positions, slots, q_real=real), causal=False), write, added
+        )
 
     @staticmethod
     def _new_columns(attention_mask: Tensor, cache: KVCache, new: int) -> Tensor:

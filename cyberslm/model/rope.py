@@ -50,13 +50,20 @@ class RotaryPositionEmbedding(nn.Module):
     def forward(self, positions: Tensor) -> Rotation:
         """Look up int64 ``positions`` of any shape; ``InputError`` names one that lies outside the table."""
         if positions.numel() and not positions.is_meta:
-            low, high = (int(edge) for edge in positions.aminmax())
-            if low < 0 or high >= self.max_seq_len:
-                worst = low if low < 0 else high
-                raise InputError(
-                    f"position {worst} is outside the rotary table of {self.max_seq_len} positions (max_seq_len):"
-                    " shorten the input or build the model with a larger max_seq_len"
-                )
+            for edge in positions.aminmax():
+                self.require(int(edge))
+        return self.lookup(positions)
+
+    def require(self, position: int) -> None:
+        """Raise ``InputError`` for a position outside the table."""
+        if not 0 <= position < self.max_seq_len:
+            raise InputError(
+                f"position {position} is outside the rotary table of {self.max_seq_len} positions (max_seq_len):"
+                " shorten the input or build the model with a larger max_seq_len"
+            )
+
+    def lookup(self, positions: Tensor) -> Rotation:
+        """`forward` for a caller that knows on the host that the positions are inside: nothing waits for a device."""
         return Rotation(self.cos[positions], self.sin[positions])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002 (torch's signature)

@@ -179,15 +179,15 @@ def _train_step(
 
 def _accumulate(plan: Plan, model: CyberSLM, batch: Batch, num_tokens: int) -> float:
     """Add up gradients of the mean loss over all trained tokens of the step; return the summed loss."""
-    total = 0.0
+    total = torch.zeros((), dtype=torch.float64, device=model.device)
     for first in range(0, batch.input_ids.shape[0], plan.config.micro_batch_size):
         rows = slice(first, first + plan.config.micro_batch_size)
         part = Batch(batch.input_ids[rows].to(model.device), batch.targets[rows].to(model.device))
         with plan.autocast():
             output = plan.loss(model, part)
         (output.loss_sum / max(1, num_tokens)).backward()
-        total += output.loss_sum.item()
-    return total
+        total += output.loss_sum.detach()
+    return total.item()
 
 
 def _clip(model: nn.Module, limit: float) -> float:

@@ -157,6 +157,10 @@ def test_cache_refuses_what_does_not_fit() -> None:
         KVCache(SMALL, batch_size=1, capacity=49)
     with pytest.raises(InputError, match="floating point numbers, not torch.int8"):
         KVCache(SMALL, batch_size=1, capacity=4, dtype=torch.int8)
+    longer = KVCache(replace(SMALL, max_seq_len=64), batch_size=1, capacity=64)
+    model(random_ids(1, 48), cache=longer)
+    with pytest.raises(InputError, match="position 48 is outside the rotary table of 48"):
+        model(random_ids(1, 1), cache=longer)
     for other in (replace(SMALL, num_kv_heads=1), replace(SMALL, num_layers=3), replace(SMALL, head_dim=4)):
         with pytest.raises(InputError, match="made for another model"):
             model(random_ids(1, 1), cache=KVCache(other, batch_size=1, capacity=4))

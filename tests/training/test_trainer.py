@@ -259,3 +259,14 @@ def test_bf16_arithmetic_keeps_fp32_weights_that_small_updates_move() -> None:
         assert (model.norm.weight != 1).float().mean() > 0.99
     for fp32, bf16 in zip(*finals, strict=True):
         assert bf16 == pytest.approx(fp32, abs=0.01)
+
+
+GOLDEN = [3.7061, 3.6408, 3.7179, 3.7154, 3.6318, 3.6207, 3.6818, 3.6668, 3.6405, 3.7049]
+GOLDEN += [3.6643, 3.5765, 3.6978, 3.6456, 3.5392, 3.6048, 3.5814, 3.6922, 3.6604, 3.5507]
+
+
+def test_twenty_steps_give_the_losses_they_always_gave() -> None:
+    """Pins network, initial weights, loss, accumulation, clipping and AdamW together; a refactor must not move them."""
+    hooks = Hooks()
+    go(CyberSLM(CONFIG, seed=1), hooks, max_steps=20, micro_batch_size=2)
+    assert [record["loss"] for record in hooks.records] == pytest.approx(GOLDEN, abs=2e-3)
