@@ -53,7 +53,9 @@ class CyberSLM(nn.Module):
         super().__init__()
         self.config = config
         with torch.device("meta"):
-            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_dim)
+            # not by its constructor, whose initialisation on the meta device imports torch's compiler: a second
+            rows = torch.empty(config.vocab_size, config.hidden_dim)
+            self.embed_tokens = nn.Embedding.from_pretrained(rows, freeze=False)
             self.rope = RotaryPositionEmbedding(config.head_size, config.max_seq_len, config.rope_base)
             self.layers = nn.ModuleList(DecoderBlock(config, self.rope) for _ in range(config.num_layers))
             self.norm = RMSNorm(config.hidden_dim, config.norm_eps)

@@ -40,7 +40,9 @@ class RotaryPositionEmbedding(nn.Module):
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Fill the table; needed again after a build on the meta device."""
+        """Fill the table; needed again after a build on the meta device, where there is nothing to fill."""
+        if self.cos.is_meta:
+            return
         exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=self.cos.device) / self.head_dim
         positions = torch.arange(self.max_seq_len, dtype=torch.float64, device=self.cos.device)
         angles = torch.outer(positions, self.base**-exponents).repeat(1, 2)

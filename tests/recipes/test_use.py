@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,16 @@ def test_damaged_model_names_the_file(trained: Path, tmp_path: Path) -> None:
         file.write(b" ")
     with pytest.raises(IntegrityError, match="tokenizer.json"):
         cyberslm.load(tmp_path / "m")
+
+
+def test_opening_and_generating_do_not_load_the_compiler(trained: Path) -> None:
+    """A second of every start went into importing torch's compiler, for an initialisation that nothing needed."""
+    code = (
+        "import sys, cyberslm\n"
+        "cyberslm.load(sys.argv[1]).generate('x', max_new_tokens=2)\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(trained / "run")], check=True)
 
 
 def test_missing_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
