@@ -3,7 +3,7 @@
     config.json  generation_config.json  model.safetensors  tokenizer files  manifest.json
     training/optimizer.safetensors  training/state.json          (step folders only)
 
-Nothing is pickled and nothing is executed: tensors are safetensors, the rest is JSON. Every size is checked against the
+Tensors are safetensors and the rest is JSON: reading a folder runs nothing. Every size is checked against the
 file's own header before memory is taken.
 """
 

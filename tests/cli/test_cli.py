@@ -385,3 +385,19 @@ def test_out_of_memory_names_what_to_lower(call: Cli, make_run: MakeRun, monkeyp
     said = call("train", make_run())
     assert said.code == 1
     assert "train.micro_batch_size" in said.err
+
+
+def test_sigterm_while_preparing_exits_143_and_leaves_nothing_half_written(make_run: MakeRun, tmp_path: Path) -> None:
+    """SIGTERM during preparation ended the process at once and left a staging folder behind."""
+    path = make_run()
+    code = (
+        "import os, signal, sys\n"
+        "from cyberslm import cli\n"
+        "from cyberslm.data.shards import ShardWriter\n"
+        "ShardWriter.add = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "cli.run()\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code, "train", path], check=False, capture_output=True, text=True)
+    assert said.returncode == 143
+    assert "Traceback" not in said.stderr
+    assert sorted(entry.name for entry in (tmp_path / "run").iterdir()) == [".lock", "checkpoints", "train.log"]
