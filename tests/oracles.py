@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from cyberslm.model.attention import MultiHeadSelfAttention
 
-def attention(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+
+def attention(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float | None = None) -> Tensor:
     """One query at a time, in float64: ``q`` (B, H, T, E), ``k`` and ``v`` (B, K, S, E), ``allowed`` bool (B, T, S)."""
     batch, heads, queries, width = q.shape
-    out = torch.zeros(batch, heads, queries, width, dtype=torch.float64)
+    out = torch.zeros(batch, heads, queries, v.shape[-1], dtype=torch.float64)
     for b in range(batch):
         for h in range(heads):
             keys, values = (t[b, h * t.shape[1] // heads].double() for t in (k, v))
@@ -20,22 +23,63 @@ def attention(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
                 seen = [s for s in range(keys.shape[0]) if allowed[b, t, s]]
                 if not seen:
                     continue
-                scores = torch.stack([q[b, h, t].double() @ keys[s] / math.sqrt(width) for s in seen])
+                factor = 1 / math.sqrt(width) if scale is None else scale
+                scores = torch.stack([q[b, h, t].double() @ keys[s] * factor for s in seen])
                 for weight, s in zip(torch.softmax(scores, 0), seen, strict=True):
                     out[b, h, t] += weight * values[s]
     return out
 
 
-def rope(x: Tensor, positions: Sequence[int], base: float) -> Tensor:
-    """Rotate ``x`` (T, E) as complex numbers made of the two halves, in float64."""
+def rule(real: Tensor, docs: Tensor, window: int | None = None) -> tuple[Tensor, Tensor]:
+    """What each token sees, bool (B, T, T), and its position (B, T): token by token, from the rule's words."""
+    batch, tokens = real.shape
+    allowed = torch.zeros(batch, tokens, tokens, dtype=torch.bool)
+    positions = torch.zeros(batch, tokens, dtype=torch.int64)
+    for b in range(batch):
+        for t in range(tokens):
+            if not real[b, t]:
+                continue
+            mates = [s for s in range(t + 1) if real[b, s] and docs[b, s] == docs[b, t]]
+            positions[b, t] = len(mates) - 1
+            for s in mates[-window:] if window else mates:
+                allowed[b, t, s] = True
+    return allowed, positions
+
+
+@torch.no_grad()
+def self_attention(layer: MultiHeadSelfAttention, x: Tensor, real: Tensor, docs: Tensor) -> Tensor:
+    """The layer by `rule`, `rope` and `attention`, in float64."""
+    allowed, positions = rule(real, docs, layer.window)
+    layer = copy.deepcopy(layer).double()
+    x = x.double()
+    q = layer.q_proj(x).unflatten(-1, (layer.num_heads, -1))
+    k = layer.k_proj(x).unflatten(-1, (layer.kv_heads, -1))
+    v = layer.v_proj(x).unflatten(-1, (layer.kv_heads, -1))
+    if layer.q_norm is not None:
+        q, k = layer.q_norm(q), layer.k_norm(k)
+    turned = [torch.zeros_like(t) for t in (q, k)]
+    for out, t in zip(turned, (q, k), strict=True):
+        for b in range(x.shape[0]):
+            for h in range(t.shape[2]):
+                out[b, :, h] = rope(
+                    t[b, :, h], positions[b].tolist(), layer.rope.base, interleaved=layer.rope.interleaved
+                )
+    q, k, v = (t.transpose(1, 2) for t in (*turned, v))
+    mixed = attention(q, k, v, allowed, layer.scale).transpose(1, 2).flatten(-2)
+    return layer.o_proj(mixed).masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+
+
+def rope(x: Tensor, positions: Sequence[int], base: float, *, interleaved: bool = False) -> Tensor:
+    """Rotate ``x`` (T, E) as complex numbers made of the two halves, or of neighbours, in float64."""
     half = x.shape[-1] // 2
     out = x.double().clone()
     for t, position in enumerate(positions):
         for i in range(half):
+            one, other = (2 * i, 2 * i + 1) if interleaved else (i, i + half)
             angle = position * base ** (-2 * i / x.shape[-1])
-            a, b = float(x[t, i]), float(x[t, i + half])
-            out[t, i] = a * math.cos(angle) - b * math.sin(angle)
-            out[t, i + half] = a * math.sin(angle) + b * math.cos(angle)
+            a, b = float(x[t, one]), float(x[t, other])
+            out[t, one] = a * math.cos(angle) - b * math.sin(angle)
+            out[t, other] = a * math.sin(angle) + b * math.cos(angle)
     return out
 
 

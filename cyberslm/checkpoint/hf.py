@@ -1,18 +1,29 @@
 """How a `CyberSLMConfig` and its parameters are written so that Hugging Face tools open the folder as it is.
 
-The network is exactly what `transformers` calls Llama: ``config.json`` says so in its keys, tensors carry its names,
-and our own settings sit beside them under ``cyberslm``, which is the only part that is read back.
+Where the network is exactly what `transformers` calls Llama, Qwen3 or Mistral, ``config.json`` says so in its keys;
+where none of them can express it, it names a model type of our own, which those tools refuse. Tensors carry the same
+names in all. Our own settings sit beside them under ``cyberslm``, which is the only part that is read back.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
 from cyberslm.config import parse, to_mapping
 from cyberslm.errors import IntegrityError
-from cyberslm.model.config import CyberSLMConfig
+from cyberslm.model.config import CyberSLMConfig, RopeScaling
 
 PREFIX = "model."
 HEAD = "lm_head."
 FORMAT = 1
+
+Family = Literal["llama", "qwen3", "mistral"]
+ARCHITECTURES: dict[Family | None, str] = {
+    "llama": "LlamaForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "mistral": "MistralForCausalLM",
+    None: "CyberSLM",
+}
 
 
 def disk_name(name: str) -> str:
@@ -20,26 +31,43 @@ def disk_name(name: str) -> str:
     return name if name.startswith(HEAD) else PREFIX + name
 
 
+def family(config: CyberSLMConfig) -> Family | None:
+    """The Hugging Face architecture that is exactly this network, if there is one."""
+    variants = config.activation, config.norm, config.rope_layout, config.key_size, config.logit_softcap
+    if variants != ("swiglu", "rms", "half", config.head_size, None) or len(set(_attention_biases(config))) > 1:
+        return None
+    sizes = set(config.windows)
+    if config.qk_norm:
+        return "qwen3" if len(sizes - {None}) <= 1 and not config.bias else None
+    if sizes == {None}:
+        return "llama" if config.hidden_dim % config.num_heads == 0 else None
+    return "mistral" if len(sizes) == 1 and not any(_attention_biases(config)) else None
+
+
 def hf_config(config: CyberSLMConfig) -> dict[str, object]:
     """The content of ``config.json``."""
+    kind = family(config)
+    scaling = config.rope_scaling
+    trained = scaling.original_max_seq_len if scaling is not None and scaling.type == "dynamic" else None
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [ARCHITECTURES[kind]],
+        "model_type": kind or "cyberslm",
         "vocab_size": config.vocab_size,
-        "max_position_embeddings": config.max_seq_len,
+        "max_position_embeddings": trained or config.max_seq_len,
         "hidden_size": config.hidden_dim,
         "intermediate_size": config.ffn_hidden_dim,
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_size,
-        "hidden_act": "silu",
+        "hidden_act": "silu" if config.activation == "swiglu" else config.activation,
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_base,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
-        "attention_bias": False,
-        "mlp_bias": False,
+        "rope_parameters": {"rope_theta": config.rope_base, **_rope_parameters(scaling)},
+        "attention_bias": any(_attention_biases(config)),
+        "mlp_bias": config.bias,
         "attention_dropout": config.attn_dropout,
+        **_windows(config, kind),
         "tie_word_embeddings": config.tie_weights,
         "pad_token_id": config.pad_token_id,
         "bos_token_id": config.bos_token_id,
@@ -50,6 +78,36 @@ def hf_config(config: CyberSLMConfig) -> dict[str, object]:
         "use_cache": True,
         "cyberslm": {"format": FORMAT, **to_mapping(config)},
     }
+
+
+def _attention_biases(config: CyberSLMConfig) -> tuple[bool, bool, bool]:
+    return config.bias or config.bias_q, config.bias or config.bias_kv, config.bias or config.bias_out
+
+
+def _rope_parameters(scaling: RopeScaling | None) -> dict[str, object]:
+    if scaling is None:
+        return {"rope_type": "default"}
+    kept = {
+        "linear": (),
+        "dynamic": (),
+        "yarn": ("beta_fast", "beta_slow", "attention_factor"),
+        "llama3": ("low_freq_factor", "high_freq_factor"),
+    }[scaling.type]
+    trained = scaling.original_max_seq_len
+    return {
+        "rope_type": scaling.type,
+        "factor": scaling.factor,
+        **({} if trained is None else {"original_max_position_embeddings": trained}),
+        **{name: value for name in kept if (value := getattr(scaling, name)) is not None},
+    }
+
+
+def _windows(config: CyberSLMConfig, kind: Family | None) -> dict[str, object]:
+    size = next((window for window in config.windows if window is not None), None)
+    if kind == "qwen3":
+        types = ["full_attention" if window is None else "sliding_attention" for window in config.windows]
+        return {"use_sliding_window": size is not None, "sliding_window": size, "layer_types": types}
+    return {} if size is None else {"sliding_window": size}
 
 
 def generation_config(config: CyberSLMConfig) -> dict[str, object]:

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from cyberslm.model.attention import MultiHeadSelfAttention, Sight
+from cyberslm.model.attention import MultiHeadSelfAttention
 from cyberslm.model.cache import LayerCache
 from cyberslm.model.config import CyberSLMConfig
-from cyberslm.model.ffn import SwiGLUFeedForward
-from cyberslm.model.norm import RMSNorm
-from cyberslm.model.rope import RotaryPositionEmbedding, Rotation
+from cyberslm.model.ffn import FeedForward
+from cyberslm.model.norm import make_norm
+from cyberslm.model.plan import Plan
+from cyberslm.model.rope import RotaryPositionEmbedding
 
 
 class DecoderBlock(nn.Module):
-    def __init__(self, config: CyberSLMConfig, rope: RotaryPositionEmbedding) -> None:
+    """Block number ``layer`` of the network."""
+
+    def __init__(self, config: CyberSLMConfig, rope: RotaryPositionEmbedding, layer: int) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_dim, config.norm_eps)
-        self.self_attn = MultiHeadSelfAttention(config, rope)
-        self.post_attention_layernorm = RMSNorm(config.hidden_dim, config.norm_eps)
-        self.mlp = SwiGLUFeedForward(config.hidden_dim, config.ffn_hidden_dim)
+        self.input_layernorm = make_norm(config)
+        self.self_attn = MultiHeadSelfAttention(config, rope, layer=layer)
+        self.post_attention_layernorm = make_norm(config)
+        self.mlp = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, rotation: Rotation, sight: Sight, cache: LayerCache | None) -> Tensor:
-        x = x + self.dropout(self.self_attn.attend(self.input_layernorm(x), rotation, sight, cache))
+    def forward(self, x: Tensor, plan: Plan, cache: LayerCache | None) -> Tensor:
+        x = x + self.dropout(self.self_attn.attend(self.input_layernorm(x), plan, cache))
         return x + self.dropout(self.mlp(self.post_attention_layernorm(x)))

@@ -1,19 +1,44 @@
-"""The gated feed-forward of a block: ``down(silu(gate(x)) * up(x))`` (Shazeer 2020, https://arxiv.org/abs/2002.05202)."""
+"""The feed-forward of a block, with a gate (Shazeer 2020, https://arxiv.org/abs/2002.05202) or without.
+
+swiglu, geglu   down(act(gate(x)) * up(x))      act = SiLU, GELU
+gelu, relu2     down(act(up(x)))                act = GELU, max(0, x)^2 (So et al. 2021)
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cyberslm.model.config import GATED, CyberSLMConfig
 
-class SwiGLUFeedForward(nn.Module):
-    """Map ``(..., hidden_dim)`` to the same shape through ``ffn_hidden_dim`` gated units, without biases."""
 
-    def __init__(self, hidden_dim: int, ffn_hidden_dim: int) -> None:
+def relu2(x: Tensor) -> Tensor:
+    return torch.relu(x).square()
+
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "swiglu": F.silu,
+    "geglu": F.gelu,
+    "gelu": F.gelu,
+    "relu2": relu2,
+}
+
+
+class FeedForward(nn.Module):
+    """Map ``(..., hidden_dim)`` to the same shape through ``ffn_hidden_dim`` units."""
+
+    def __init__(self, config: CyberSLMConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(hidden_dim, ffn_hidden_dim, bias=False)
-        self.up_proj = nn.Linear(hidden_dim, ffn_hidden_dim, bias=False)
-        self.down_proj = nn.Linear(ffn_hidden_dim, hidden_dim, bias=False)
+        outer, inner, bias = config.hidden_dim, config.ffn_hidden_dim, config.bias
+        self.activation = ACTIVATIONS[config.activation]
+        self.gate_proj = nn.Linear(outer, inner, bias=bias) if config.activation in GATED else None
+        self.up_proj = nn.Linear(outer, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, outer, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        if self.gate_proj is None:
+            return self.down_proj(self.activation(self.up_proj(x)))
+        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))

@@ -1,8 +1,10 @@
-"""Root-mean-square normalisation (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467).
+"""The two norms: root mean square (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467) and layer norm
+(Ba et al. 2016, https://arxiv.org/abs/1607.06450).
 
-    y = x / sqrt(mean(x^2) + eps) * weight
+    rms    y = x / sqrt(mean(x^2) + eps) * weight
+    layer  y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias
 
-The statistics and the division are fp32 whatever the dtype of ``x``; the result returns to it.
+Statistics and division are at least fp32 whatever the dtype of ``x``; the result returns to it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from cyberslm.model.config import CyberSLMConfig
+
+
+def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
+    """The dtype for arithmetic that needs fp32: wider types stay."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 class RMSNorm(nn.Module):
@@ -21,4 +30,27 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
+        wide = at_least_fp32(x.dtype)
+        return F.rms_norm(x.to(wide), self.weight.shape, self.weight.to(wide), self.eps).to(x.dtype)
+
+
+class LayerNorm(nn.Module):
+    """Shift and scale the last axis, of size ``dim``, to mean 0 and variance 1, then by a learned gain and bias."""
+
+    def __init__(self, dim: int, eps: float, *, bias: bool) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = at_least_fp32(x.dtype)
+        bias = None if self.bias is None else self.bias.to(wide)
+        return F.layer_norm(x.to(wide), self.weight.shape, self.weight.to(wide), bias, self.eps).to(x.dtype)
+
+
+def make_norm(config: CyberSLMConfig) -> nn.Module:
+    """The norm of the residual stream that ``config`` asks for."""
+    if config.norm == "rms":
+        return RMSNorm(config.hidden_dim, config.norm_eps)
+    return LayerNorm(config.hidden_dim, config.norm_eps, bias=config.bias)

@@ -1,7 +1,13 @@
-"""Rotary position embedding (Su et al. 2021, https://arxiv.org/abs/2104.09864), in the half-split layout of Llama.
+"""Rotary position embedding (Su et al. 2021, https://arxiv.org/abs/2104.09864) and its scalings.
 
-Channel ``i`` of the first half of a head and channel ``i`` of the second half are turned together by the angle
-``position * base^(-2i / head_dim)``, so a query-key product depends on the distance of their positions only.
+Two channels of a head are turned together by the angle ``position * frequency``, so a query-key product depends on the
+distance of their positions only. Pair i has the frequency ``base^(-2i / E)``. In the half-split layout of Llama it is
+made of channels i and i + E/2, in the interleaved one of the paper of 2i and 2i + 1: the same network with its channels
+in another order (`interleave`).
+
+Scalings reach past the trained context: ``linear`` (Chen et al. 2023, https://arxiv.org/abs/2306.15595), ``dynamic``
+NTK, ``yarn`` (Peng et al. 2023, https://arxiv.org/abs/2309.00071) and ``llama3`` (the published code of Llama 3.1). All
+but ``dynamic`` are one table; ``dynamic`` depends on how long the sequence is, or with a cache is going to be.
 
 Invariants: one table serves the whole model; it is computed in fp64, kept in fp32 through ``.to(bfloat16)`` and
 ``.half()``, and never saved (it follows from the configuration). A position outside the table is an error.
@@ -9,45 +15,72 @@ Invariants: one table serves the whole model; it is computed in fp64, kept in fp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from cyberslm.errors import InputError
+from cyberslm.model.config import CyberSLMConfig, RopeScaling
 
 
 class Rotation(NamedTuple):
-    """Cosines and sines of the angles, fp32, ``(T, E)`` or ``(B, T, E)`` for positions that differ by row."""
+    """Cosines and sines of the angles, fp32, ``(T, E/2)`` or ``(B, T, E/2)`` for positions that differ by row."""
 
     cos: Tensor
     sin: Tensor
+    interleaved: bool = False
 
 
 class RotaryPositionEmbedding(nn.Module):
-    """The table of angles for positions ``0 .. max_seq_len - 1`` of heads ``head_dim`` wide."""
+    """The table of angles for positions ``0 .. max_seq_len - 1`` of queries and keys ``head_dim`` wide."""
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, head_dim: int, max_seq_len: int, base: float = 10_000.0) -> None:
+    def __init__(
+        self,
+        head_dim: int,
+        max_seq_len: int,
+        base: float = 10_000.0,
+        *,
+        scaling: RopeScaling | None = None,
+        interleaved: bool = False,
+    ) -> None:
         super().__init__()
         self.head_dim, self.max_seq_len, self.base = head_dim, max_seq_len, base
-        self.register_buffer("cos", torch.empty(max_seq_len, head_dim), persistent=False)
-        self.register_buffer("sin", torch.empty(max_seq_len, head_dim), persistent=False)
+        self.scaling, self.interleaved = scaling, interleaved
+        self.register_buffer("cos", torch.empty(max_seq_len, head_dim // 2), persistent=False)
+        self.register_buffer("sin", torch.empty(max_seq_len, head_dim // 2), persistent=False)
         self.reset()
+
+    @classmethod
+    def of(cls, config: CyberSLMConfig) -> Self:
+        return cls(
+            config.key_size,
+            config.max_seq_len,
+            config.rope_base,
+            scaling=config.rope_scaling,
+            interleaved=config.rope_layout == "interleaved",
+        )
+
+    @property
+    def by_length(self) -> bool:
+        """Whether the angles depend on the length of the sequence."""
+        return self.scaling is not None and self.scaling.type == "dynamic"
 
     @torch.no_grad()
     def reset(self) -> None:
         """Fill the table; needed again after a build on the meta device, where there is nothing to fill."""
         if self.cos.is_meta:
             return
-        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=self.cos.device) / self.head_dim
-        positions = torch.arange(self.max_seq_len, dtype=torch.float64, device=self.cos.device)
-        angles = torch.outer(positions, self.base**-exponents).repeat(1, 2)
-        self.cos.copy_(angles.cos())
-        self.sin.copy_(angles.sin())
+        frequencies, factor = scaled_frequencies(self.head_dim, self.base, self.scaling)
+        positions = torch.arange(self.max_seq_len, dtype=torch.float64)
+        angles = torch.outer(positions, frequencies)
+        self.cos.copy_(angles.cos() * factor)
+        self.sin.copy_(angles.sin() * factor)
 
     def forward(self, positions: Tensor) -> Rotation:
         """Look up int64 ``positions`` of any shape; ``InputError`` names one that lies outside the table."""
@@ -64,9 +97,19 @@ class RotaryPositionEmbedding(nn.Module):
                 " shorten the input or build the model with a larger max_seq_len"
             )
 
-    def lookup(self, positions: Tensor) -> Rotation:
-        """`forward` for a caller that knows on the host that the positions are inside: nothing waits for a device."""
-        return Rotation(self.cos[positions], self.sin[positions])
+    def lookup(self, positions: Tensor, lengths: Tensor | None = None) -> Rotation:
+        """`forward` for a caller that knows on the host that the positions are inside: nothing waits for a device.
+
+        ``lengths``, of a shape that broadcasts to that of ``positions``, counts the tokens of each one's sequence; it
+        matters only for a scaling `by_length`.
+        """
+        if self.scaling is None or lengths is None or not self.by_length:
+            return Rotation(self.cos[positions], self.sin[positions], self.interleaved)
+        excess = (lengths / cast(int, self.scaling.original_max_seq_len)).double().clamp(min=1.0) - 1.0
+        stretched = (1.0 + self.scaling.factor * excess) ** (self.head_dim / (self.head_dim - 2))
+        bases = self.base * stretched.unsqueeze(-1)
+        angles = positions.unsqueeze(-1) * bases ** -_exponents(self.head_dim).to(bases.device)
+        return Rotation(angles.cos().float(), angles.sin().float(), self.interleaved)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002 (torch's signature)
         kept = self.cos, self.sin
@@ -77,9 +120,73 @@ class RotaryPositionEmbedding(nn.Module):
         return self
 
 
+def scaled_frequencies(head_dim: int, base: float, scaling: RopeScaling | None) -> tuple[Tensor, float]:
+    """Angle per position of each channel pair, fp64 ``(E/2,)``, and a factor on cosines and sines.
+
+    ``dynamic`` gives the frequencies of sequences within the trained context.
+    """
+    plain = base ** -_exponents(head_dim)
+    if scaling is None or scaling.type == "dynamic":
+        return plain, 1.0
+    if scaling.type == "linear":
+        return plain / scaling.factor, 1.0
+    if scaling.type == "llama3":
+        return _blend(plain, scaling.factor, keep=_llama3_keep(plain, scaling)), 1.0
+    given = scaling.attention_factor
+    attention_factor = 0.1 * math.log(scaling.factor) + 1.0 if given is None else given
+    return _blend(plain, scaling.factor, keep=_yarn_keep(head_dim, base, scaling)), attention_factor
+
+
+def _exponents(head_dim: int) -> Tensor:
+    return torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+
+
+def _blend(frequencies: Tensor, factor: float, *, keep: Tensor) -> Tensor:
+    """Frequencies kept where ``keep`` is 1, divided by ``factor`` where it is 0, mixed between."""
+    return frequencies * keep + frequencies / factor * (1.0 - keep)
+
+
+def _llama3_keep(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """By how often a channel turns within the trained context, from low_freq_factor times to high_freq_factor."""
+    turns = cast(int, scaling.original_max_seq_len) * frequencies / (2.0 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    return ((turns - low) / (high - low)).clamp(0.0, 1.0)
+
+
+def _yarn_keep(head_dim: int, base: float, scaling: RopeScaling) -> Tensor:
+    """By the channel's number, between the channels that turn beta_fast and beta_slow times, rounded outwards."""
+
+    trained = cast(int, scaling.original_max_seq_len)
+
+    def channel(turns: float) -> float:
+        return head_dim * math.log(trained / (turns * 2.0 * math.pi)) / (2.0 * math.log(base))
+
+    low = max(math.floor(channel(scaling.beta_fast)), 0)
+    high = min(math.ceil(channel(scaling.beta_slow)), head_dim - 1)
+    ramp = (torch.arange(head_dim // 2, dtype=torch.float64) - low) / (high - low or 0.001)
+    return 1.0 - ramp.clamp(0.0, 1.0)
+
+
 def apply_rope(x: Tensor, rotation: Rotation) -> Tensor:
-    """Turn ``x`` of shape ``(B, heads, T, E)``; computed in fp32, returned in the dtype of ``x``."""
-    cos, sin = (t.unsqueeze(-3) for t in rotation)
-    wide = x.float()
-    first, second = wide.chunk(2, dim=-1)
-    return (wide * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
+    """Turn ``x`` of shape ``(B, heads, T, E)``; computed in at least fp32, returned in the dtype of ``x``."""
+    cos, sin = rotation.cos.unsqueeze(-3), rotation.sin.unsqueeze(-3)
+    if rotation.interleaved:
+        first, second = x[..., 0::2], x[..., 1::2]
+        return torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2).to(x.dtype)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def interleave(rows: Tensor, num_heads: int) -> Tensor:
+    """Reorder the output rows of a half-split query or key projection ``(heads * E, ...)`` for the interleaved layout.
+
+    `deinterleave` is its inverse. Both work on a weight, a bias, or (with one head) a gain of QK-norm.
+    """
+    width = rows.shape[0] // num_heads
+    return rows.unflatten(0, (num_heads, 2, width // 2)).transpose(1, 2).flatten(0, 2)
+
+
+def deinterleave(rows: Tensor, num_heads: int) -> Tensor:
+    """The inverse of `interleave`."""
+    width = rows.shape[0] // num_heads
+    return rows.unflatten(0, (num_heads, width // 2, 2)).transpose(1, 2).flatten(0, 2)

@@ -5,10 +5,13 @@ import pytest
 import torch
 
 from cyberslm.errors import InputError
-from cyberslm.model.attention import KERNELS, MultiHeadSelfAttention, Sight, explicit_weights, visible
+from cyberslm.model.attention import MultiHeadSelfAttention
 from cyberslm.model.config import CyberSLMConfig
+from cyberslm.model.kernels import KERNELS, explicit_weights
 from cyberslm.model.rope import RotaryPositionEmbedding
+from cyberslm.model.sight import Sight, visible
 
+SCALE = 8**-0.5
 HEADS = [(4, 4), (4, 2), (4, 1)]
 
 
@@ -33,7 +36,7 @@ def test_every_kernel_equals_the_explicit_sum(kernel: str, heads: int, kv_heads:
     q, k, v = random_qkv(heads, kv_heads)
     allowed = torch.rand(3, 5, 7, generator=torch.Generator().manual_seed(2)) < 0.5
     allowed[0, 0] = False
-    got = KERNELS[kernel](q, k, v, Sight(allowed.unsqueeze(1), causal=False), 0.0)
+    got = KERNELS[kernel](q, k, v, Sight(allowed=allowed.unsqueeze(1)), SCALE, 0.0)
     torch.testing.assert_close(got.double(), oracles.attention(q, k, v, allowed), atol=1e-5, rtol=0)
 
 
@@ -41,7 +44,7 @@ def test_every_kernel_equals_the_explicit_sum(kernel: str, heads: int, kv_heads:
 @pytest.mark.parametrize("kernel", sorted(KERNELS))
 def test_causal_flag_equals_the_causal_mask(kernel: str, heads: int, kv_heads: int) -> None:
     q, k, v = random_qkv(heads, kv_heads, 6, 6)
-    got = KERNELS[kernel](q, k, v, Sight(None, causal=True), 0.0)
+    got = KERNELS[kernel](q, k, v, Sight(causal=True), SCALE, 0.0)
     triangle = torch.ones(6, 6, dtype=torch.bool).tril().expand(3, 6, 6)
     torch.testing.assert_close(got.double(), oracles.attention(q, k, v, triangle), atol=1e-5, rtol=0)
 
@@ -52,7 +55,7 @@ def test_query_that_sees_nothing_gets_zeros_and_finite_gradients(kernel: str) ->
     q, k, v = (t.requires_grad_() for t in random_qkv(4, 2))
     allowed = torch.ones(3, 1, 5, 7, dtype=torch.bool)
     allowed[1] = False
-    out = KERNELS[kernel](q, k, v, Sight(allowed, causal=False), 0.0)
+    out = KERNELS[kernel](q, k, v, Sight(allowed=allowed), SCALE, 0.0)
     out.square().sum().backward()
     assert out[1].eq(0).all()
     assert all(t.grad.isfinite().all() for t in (q, k, v))
@@ -62,7 +65,7 @@ def test_weights_of_a_blind_query_are_zero_and_others_sum_to_one() -> None:
     q, k, _ = random_qkv(4, 2)
     allowed = torch.ones(3, 1, 5, 7, dtype=torch.bool)
     allowed[2, :, 3] = False
-    weights = explicit_weights(q, k, Sight(allowed, causal=False))
+    weights = explicit_weights(q, k, Sight(allowed=allowed), SCALE)
     assert weights[2, :, 3].eq(0).all()
     torch.testing.assert_close(weights.sum(-1)[:2], torch.ones(2, 4, 5))
 
@@ -70,7 +73,7 @@ def test_weights_of_a_blind_query_are_zero_and_others_sum_to_one() -> None:
 def test_visible_joins_order_and_padding() -> None:
     positions = torch.arange(3).unsqueeze(0)
     real = torch.tensor([[False, True, True]])
-    allowed = visible(positions, positions, q_real=real, k_real=real)
+    allowed = visible(positions, positions, real=(real, real))
     assert allowed[0, 0].int().tolist() == [[0, 0, 0], [0, 1, 0], [0, 1, 1]]
 
 

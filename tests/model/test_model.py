@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cyberslm.checkpoint.hf import hf_config
 from cyberslm.errors import ConfigError, GenerationError, InputError
 from cyberslm.model.cache import KVCache
-from cyberslm.model.config import CyberSLMConfig
+from cyberslm.model.config import CyberSLMConfig, RopeScaling
 from cyberslm.model.model import CyberSLM
 
 SMALL = CyberSLMConfig(
@@ -145,7 +145,7 @@ def test_cache_refuses_what_does_not_fit() -> None:
     model = MODELS[2]
     cache = model.new_cache(2, 6)
     model(random_ids(2, 4), cache=cache)
-    with pytest.raises(InputError, match="would hold 7 tokens and the cache has room for 6"):
+    with pytest.raises(InputError, match=r"row 0 would hold 7 tokens \(4 and 3 new\) and the cache has room for 6"):
         model(random_ids(2, 3), cache=cache)
     with pytest.raises(InputError, match="1 rows and the cache 2"):
         model(random_ids(1, 1), cache=cache)
@@ -258,44 +258,87 @@ def test_all_problems_of_a_config_are_named_at_once() -> None:
         replace(SMALL, num_kv_heads=3, dropout=2.0, rope_base=0.0)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("max_seq_len", 40),
-        ("hidden_dim", 64),
-        ("num_layers", 3),
-        ("num_heads", 2),
-        ("num_kv_heads", 1),
-        ("head_dim", 16),
-        ("ffn_hidden_dim", 40),
-        ("vocab_size", 61),
-        ("rope_base", 500.0),
-        ("norm_eps", 1e-2),
-        ("tie_weights", False),
-        ("dropout", 0.5),
-        ("attn_dropout", 0.5),
-        ("pad_token_id", 5),
-        ("bos_token_id", 5),
-        ("eos_token_id", 5),
-    ],
-)
-def test_every_field_has_an_effect(field: str, value: object) -> None:
+SCALING = {kind: RopeScaling(type=kind, factor=4.0, original_max_seq_len=4) for kind in ("dynamic", "yarn", "llama3")}
+EFFECTS: dict[str, tuple[object, dict[str, object]]] = {
+    # the field: another value, and what else must be set for it to matter
+    "max_seq_len": (40, {}),
+    "hidden_dim": (64, {}),
+    "num_layers": (3, {}),
+    "num_heads": (2, {}),
+    "num_kv_heads": (1, {}),
+    "head_dim": (16, {}),
+    "key_dim": (6, {}),
+    "attn_scale": ("key_dim", {"key_dim": 6}),
+    "qk_norm": (True, {}),
+    "sliding_window": ((3, 0), {}),
+    "ffn_hidden_dim": (40, {}),
+    "activation": ("geglu", {}),
+    "norm": ("layer", {}),
+    "vocab_size": (61, {}),
+    "bias": (True, {}),
+    "bias_q": (True, {}),
+    "bias_kv": (True, {}),
+    "bias_out": (True, {}),
+    "rope_base": (500.0, {}),
+    "rope_layout": ("interleaved", {}),
+    "rope_scaling": (RopeScaling(type="linear", factor=2.0), {}),
+    "norm_eps": (1e-2, {}),
+    "tie_weights": (False, {}),
+    "logit_softcap": (0.1, {}),
+    "dropout": (0.5, {}),
+    "attn_dropout": (0.5, {}),
+    "pad_token_id": (5, {}),
+    "bos_token_id": (5, {}),
+    "eos_token_id": (5, {}),
+}
+SCALING_EFFECTS: dict[str, tuple[object, RopeScaling]] = {
+    "type": ("yarn", SCALING["llama3"]),
+    "factor": (8.0, SCALING["yarn"]),
+    "original_max_seq_len": (3, SCALING["dynamic"]),
+    "beta_fast": (400.0, replace(SCALING["yarn"], original_max_seq_len=4096)),
+    "beta_slow": (0.2, replace(SCALING["yarn"], original_max_seq_len=16)),
+    "attention_factor": (2.0, SCALING["yarn"]),
+    "low_freq_factor": (0.1, replace(SCALING["llama3"], original_max_seq_len=16)),
+    "high_freq_factor": (2.0, replace(SCALING["llama3"], original_max_seq_len=16)),
+}
+
+
+def fingerprint(config: CyberSLMConfig) -> tuple:
+    """Shapes, logits and folder of a network with fixed random weights, in training mode."""
+    model = CyberSLM(config, seed=1).train()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.3)
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    logits = model(random_ids(1, 6))
+    written = {key: value for key, value in hf_config(config).items() if key != "cyberslm"}
+    return shapes, logits.shape, logits.sum().item(), model.rope.cos.shape, written
+
+
+@pytest.mark.parametrize("field", EFFECTS)
+def test_every_field_has_an_effect(field: str) -> None:
     """G55: an option existed, was printed, and did nothing. Here each changes the shapes, the outputs or the folder."""
+    value, others = EFFECTS[field]
+    base = replace(SMALL, **others)
+    assert fingerprint(base) != fingerprint(replace(base, **{field: value}))
 
-    def fingerprint(config: CyberSLMConfig) -> tuple:
-        model = CyberSLM(config, seed=1).train()
-        torch.manual_seed(0)
-        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-        logits = model(random_ids(1, 6))
-        written = {key: value for key, value in hf_config(config).items() if key != "cyberslm"}
-        return shapes, logits.shape, logits.sum().item(), model.rope.cos.shape, written
 
-    assert fingerprint(SMALL) != fingerprint(replace(SMALL, **{field: value}))
+@pytest.mark.parametrize("field", ["sliding_window", "rope_layout", "norm", "activation", "logit_softcap", "qk_norm"])
+def test_every_variant_changes_the_logits(field: str) -> None:
+    assert fingerprint(SMALL)[2] != fingerprint(replace(SMALL, **{field: EFFECTS[field][0]}))[2]
+
+
+@pytest.mark.parametrize("field", SCALING_EFFECTS)
+def test_every_field_of_a_rope_scaling_has_an_effect(field: str) -> None:
+    value, base = SCALING_EFFECTS[field]
+    one, other = (fingerprint(replace(SMALL, rope_scaling=s)) for s in (base, replace(base, **{field: value})))
+    assert one[2] != other[2]
 
 
 def test_every_field_is_listed_above() -> None:
-    marks = {mark.args[1][i][0] for mark in test_every_field_has_an_effect.pytestmark for i in range(len(mark.args[1]))}
-    assert marks == set(CyberSLMConfig.__dataclass_fields__)
+    assert set(EFFECTS) == set(CyberSLMConfig.__dataclass_fields__)
+    assert set(SCALING_EFFECTS) == set(RopeScaling.__dataclass_fields__)
 
 
 @pytest.mark.parametrize("bad", [torch.ones(3, dtype=torch.long), torch.ones(2, 2), torch.ones(2, 0, dtype=torch.long)])

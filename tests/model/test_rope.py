@@ -1,22 +1,108 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import oracles
 import pytest
 import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from cyberslm.errors import InputError
-from cyberslm.model.config import CyberSLMConfig
+from cyberslm.checkpoint.hf import hf_config
+from cyberslm.config import parse
+from cyberslm.errors import ConfigError, InputError
+from cyberslm.model.config import CyberSLMConfig, RopeScaling
 from cyberslm.model.model import CyberSLM
-from cyberslm.model.rope import RotaryPositionEmbedding, apply_rope
+from cyberslm.model.rope import RotaryPositionEmbedding, apply_rope, deinterleave, interleave
 
 
-def test_rotation_equals_complex_multiplication() -> None:
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotation_equals_complex_multiplication(*, interleaved: bool) -> None:
     x = torch.randn(1, 1, 6, 8)
     positions = [0, 1, 5, 17, 200, 999]
-    got = apply_rope(x, RotaryPositionEmbedding(8, 1000)(torch.tensor(positions)))
-    torch.testing.assert_close(got[0, 0].double(), oracles.rope(x[0, 0], positions, 10_000.0), atol=1e-5, rtol=0)
+    got = apply_rope(x, RotaryPositionEmbedding(8, 1000, interleaved=interleaved)(torch.tensor(positions)))
+    right = oracles.rope(x[0, 0], positions, 10_000.0, interleaved=interleaved)
+    torch.testing.assert_close(got[0, 0].double(), right, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_layouts_are_one_network_with_its_channels_in_another_order(*, qk_norm: bool) -> None:
+    config = CyberSLMConfig(
+        vocab_size=30, hidden_dim=32, num_layers=2, num_heads=4, num_kv_heads=2, bias=True, qk_norm=qk_norm
+    )
+    half, other = CyberSLM(config), CyberSLM(replace(config, rope_layout="interleaved"))
+    weights = {name: torch.randn(p.shape) * 0.2 for name, p in half.named_parameters()}
+    moved = dict(weights)
+    for name, value in weights.items():
+        for kind, heads in (("q_proj", 4), ("k_proj", 2), ("q_norm", 1), ("k_norm", 1)):
+            if kind in name:
+                moved[name] = interleave(value, heads)
+                assert torch.equal(deinterleave(moved[name], heads), value)
+    half.load_state_dict(weights)
+    other.load_state_dict(moved)
+    ids = torch.randint(0, 30, (2, 12))
+    torch.testing.assert_close(half(ids), other(ids), atol=1e-4, rtol=1e-5)
+    assert any(not torch.equal(moved[name], weights[name]) for name in weights)
+
+
+TRAINED = 32
+SCALINGS = {
+    "linear": {"factor": 4.0},
+    "dynamic": {"factor": 4.0, "original_max_seq_len": TRAINED},
+    "yarn": {"factor": 4.0, "original_max_seq_len": TRAINED, "beta_fast": 16.0, "beta_slow": 0.5},
+    "yarn with its own factor": {"factor": 4.0, "original_max_seq_len": TRAINED, "attention_factor": 0.7},
+    "llama3": {"factor": 4.0, "original_max_seq_len": TRAINED, "low_freq_factor": 0.5, "high_freq_factor": 2.0},
+}
+
+
+@pytest.mark.parametrize("length", [TRAINED // 2, TRAINED, TRAINED + 1, 3 * TRAINED, 4 * TRAINED])
+@pytest.mark.parametrize("name", SCALINGS)
+def test_scaled_angles_equal_those_of_transformers(name: str, length: int) -> None:
+    """G09: a rope_scaling entry was parsed and then ignored; position 0 was right and the error grew with length."""
+    scaling = RopeScaling(type=name.split()[0], **SCALINGS[name])
+    config = CyberSLMConfig(
+        vocab_size=20, hidden_dim=32, num_layers=1, num_heads=2, max_seq_len=4 * TRAINED, rope_scaling=scaling
+    )
+    theirs = LlamaRotaryEmbedding(LlamaConfig(**hf_config(config)))
+    positions = torch.arange(length)
+    cos, sin = theirs(torch.zeros(1), positions.unsqueeze(0))
+    ours = RotaryPositionEmbedding.of(config).lookup(positions, torch.tensor([length]))
+    torch.testing.assert_close(ours.cos.repeat(1, 2), cos[0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(ours.sin.repeat(1, 2), sin[0], atol=1e-5, rtol=0)
+    plain = RotaryPositionEmbedding(16, 4 * TRAINED)(positions)
+    changed = (ours.cos - plain.cos).abs().max().item()
+    assert changed > 0.1 or (name == "dynamic" and length <= TRAINED)
+
+
+def test_unknown_scaling_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"rope_scaling.type must be one of .*longrope"):
+        parse({"rope_scaling": {"type": "longrope", "factor": 2.0}}, CyberSLMConfig, where="x.yaml")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"type": "linear", "factor": 0.5}, "factor must be at least 1 and finite, not 0.5"),
+        ({"type": "linear", "factor": 2.0, "original_max_seq_len": 8}, "original_max_seq_len has no effect with type"),
+        ({"type": "yarn", "factor": 2.0}, "original_max_seq_len, which type yarn needs"),
+        ({"type": "llama3", "factor": 2.0, "original_max_seq_len": 8, "beta_fast": 2.0}, "beta_fast has no effect"),
+        ({"type": "yarn", "factor": 2.0, "original_max_seq_len": 8, "beta_fast": 0.5}, "beta_fast 0.5 must be above"),
+        ({"type": "yarn", "factor": float("nan"), "original_max_seq_len": 0}, "factor must.*; original_max_seq_len"),
+    ],
+)
+def test_scaling_that_means_nothing_is_refused(values: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        RopeScaling(**values)
+
+
+def test_dynamic_rows_do_not_depend_on_their_batch() -> None:
+    scaling = RopeScaling(type="dynamic", factor=4.0, original_max_seq_len=6)
+    model = CyberSLM(CyberSLMConfig(vocab_size=20, hidden_dim=32, num_heads=2, max_seq_len=24, rope_scaling=scaling))
+    ids = torch.randint(0, 20, (2, 20))
+    mask = torch.ones(2, 20, dtype=torch.bool)
+    mask[1, 9:] = False
+    torch.testing.assert_close(model(ids, mask)[1, :9], model(ids[1:, :9])[0], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("cast", [torch.bfloat16, torch.float16])
@@ -30,7 +116,7 @@ def test_table_stays_fp32_when_the_model_is_cast(cast: torch.dtype) -> None:
         for i in range(4):
             angle = position * 10_000.0 ** (-2 * i / 8)
             assert rotation.cos[0, i].item() == pytest.approx(math.cos(angle), abs=1e-6)
-            assert rotation.sin[0, i + 4].item() == pytest.approx(math.sin(angle), abs=1e-6)
+            assert rotation.sin[0, i].item() == pytest.approx(math.sin(angle), abs=1e-6)
     assert model(torch.tensor([[1, 2, 3]])).dtype == cast
 
 

@@ -1,0 +1,106 @@
+"""Attention kernels: queries, keys, values and what may be seen in, mixed values out.
+
+    weights = softmax(q k^T * scale)        output = weights v
+
+Every kernel in `KERNELS` has the signature `Kernel` and gives the same numbers: zeros for a query that sees nothing,
+and nothing at all of what is hidden, be it NaN or infinite. ``explicit`` is the formula; ``fused`` is torch's kernel,
+which multiplies hidden values by a weight of 0 and so lets NaN through: on the CPU its result is looked at, and if it
+is not finite the formula decides. On other devices, and in a compiled graph, looking would cost more than it is worth.
+
+Letters: B batch, T queries, S keys, H query heads, K key/value heads, E head width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cyberslm.model.norm import at_least_fp32
+from cyberslm.model.sight import Sight, in_order
+
+Kernel = Callable[[Tensor, Tensor, Tensor, Sight, float, float], Tensor]
+"""``(q (B, H, T, Eq), k (B, K, S, Eq), v (B, K, S, Ev), sight, scale, dropout)`` -> ``(B, H, T, Ev)``."""
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: float) -> Tensor:
+    """torch's ``scaled_dot_product_attention``, one call a run where the rows are cut into runs."""
+    if sight.runs is not None:
+        return _by_runs(q, k, v, sight, scale, dropout)
+    mixed = F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=sight.allowed,
+        dropout_p=dropout,
+        is_causal=sight.causal,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    looks = mixed.device.type == "cpu" and not torch.compiler.is_compiling()
+    if looks and not math.isfinite(mixed.detach().sum(dtype=torch.float32).item()):
+        return explicit(q, k, v, sight, scale, dropout)
+    return mixed
+
+
+def explicit(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: float) -> Tensor:
+    """The formula itself."""
+    weights_BHTS = F.dropout(explicit_weights(q, k, sight, scale), dropout)
+    v_BHSE = _each_head(v, q.shape[1]).to(weights_BHTS.dtype)
+    mixed_BHTE = weights_BHTS @ _finite(v_BHSE)
+    broken_BHSE = ~v_BHSE.isfinite()
+    if broken_BHSE.any():
+        allowed = sight.mask(q.shape[2], k.shape[2], q.device)
+        seen_BHTS = torch.ones_like(weights_BHTS) if allowed is None else allowed.to(weights_BHTS.dtype)
+        mixed_BHTE = mixed_BHTE.masked_fill(seen_BHTS @ broken_BHSE.to(weights_BHTS.dtype) > 0, torch.nan)
+    return mixed_BHTE.to(v.dtype)
+
+
+def explicit_weights(q_BHTE: Tensor, k_BKSE: Tensor, sight: Sight, scale: float) -> Tensor:
+    """The weights ``(B, H, T, S)`` in at least fp32, by the formula."""
+    wide = at_least_fp32(q_BHTE.dtype)
+    q, k = q_BHTE.to(wide), _each_head(k_BKSE, q_BHTE.shape[1]).to(wide)
+    scores_BHTS = _finite(q) @ _finite(k).mT * scale
+    scores_BHTS = scores_BHTS.masked_fill(_is_broken(q).unsqueeze(-1) | _is_broken(k).unsqueeze(-2), torch.nan)
+    allowed = sight.mask(q.shape[2], k.shape[2], q.device)
+    if allowed is None:
+        return scores_BHTS.softmax(-1)
+    blind = ~allowed.any(-1, keepdim=True)
+    scores_BHTS = scores_BHTS.masked_fill(~allowed, -torch.inf).masked_fill(blind, 0.0)
+    return scores_BHTS.softmax(-1).masked_fill(blind, 0.0)
+
+
+KERNELS: dict[str, Kernel] = {"fused": fused, "explicit": explicit}
+
+
+def _by_runs(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: float) -> Tensor:
+    alone: dict[int, Sight] = {}
+    rows = []
+    for row, *heads in zip(sight.runs or (), q.split(1), k.split(1), v.split(1), strict=True):
+        pieces = []
+        for run, *qkv in zip(row, *(t.split([run.length for run in row], dim=2) for t in heads), strict=True):
+            if run.real:
+                if run.length not in alone:
+                    alone[run.length] = in_order(0, run.length, sight.window, q.device)
+                pieces.append(fused(qkv[0], qkv[1], qkv[2], alone[run.length], scale, dropout))
+            else:
+                pieces.append(q.new_zeros(1, q.shape[1], run.length, v.shape[-1]))
+        rows.append(torch.cat(pieces, dim=2))
+    return torch.cat(rows)
+
+
+def _each_head(x_BKSE: Tensor, heads: int) -> Tensor:
+    """Keys or values repeated for each query head of their group."""
+    return x_BKSE if x_BKSE.shape[1] == heads else x_BKSE.repeat_interleave(heads // x_BKSE.shape[1], dim=1)
+
+
+def _finite(x: Tensor) -> Tensor:
+    return x.masked_fill(~x.isfinite(), 0.0)
+
+
+def _is_broken(x: Tensor) -> Tensor:
+    """Which vectors hold anything that is not finite."""
+    return ~x.isfinite().all(-1)

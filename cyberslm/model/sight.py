@@ -1,0 +1,178 @@
+"""What a query may look at. One rule covers padding, packed documents, chunks and caches:
+
+    a token sees the real tokens of its own document up to itself, the last ``window`` of them where one is set;
+    its position is the number of real tokens of its document before it.
+
+Masks are boolean, True = may look, combined with ``&`` and never added; they are made here and nowhere else. A query
+that sees nothing gets zeros. `Sight` says what holds in the cheapest form there is, which kernels obey: a causal flag,
+rows cut into stretches that are causal by themselves, or a boolean of every pair.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cyberslm.errors import InputError
+
+
+class Run(NamedTuple):
+    """Columns of a row that lie together: one document, or padding."""
+
+    length: int
+    real: bool
+
+
+Runs = tuple[tuple[Run, ...], ...]
+"""For each row the runs that make it up, in order."""
+
+
+class Sight(NamedTuple):
+    """What the queries of one forward pass may look at; without any of these, at every key."""
+
+    causal: bool = False
+    """The queries are the keys' own tokens, and each sees those up to itself."""
+    allowed: Tensor | None = None
+    """Boolean ``(B or 1, H or 1, T, S)``."""
+    runs: Runs | None = None
+    """Each run of real tokens sees itself, causally and within ``window``; queries and keys are the same tokens."""
+    window: int | None = None
+    skip: int = 0
+    """Leading keys that no query sees; ``allowed`` doesn't cover them."""
+
+    def mask(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
+        """The boolean of every pair, ``(B or 1, H or 1, T, S)``, made if need be; None where all is seen."""
+        if self.allowed is not None:
+            return self.allowed
+        places = torch.arange(keys, device=device).unsqueeze(0)
+        if self.runs is not None:
+            real, number = (_spread(self.runs, by).to(device) for by in ("real", "number"))
+            return visible(places, places, real=(real, real), docs=(number, number), window=self.window)
+        return visible(places[:, keys - queries :], places) if self.causal else None
+
+    def blind(self) -> Tensor | None:
+        """Boolean ``(B or 1, T, 1)`` of queries that see nothing; None where each sees something."""
+        if self.runs is not None:
+            return ~_spread(self.runs, "real").unsqueeze(-1)
+        return None if self.allowed is None else ~self.allowed.any(-1).any(1).unsqueeze(-1)
+
+
+Pair = tuple[Tensor, Tensor]
+"""The same thing of the queries ``(B or 1, T)`` and of the keys ``(B or 1, S)``."""
+
+
+def visible(
+    q_positions: Tensor,
+    k_positions: Tensor,
+    *,
+    real: Pair | None = None,
+    docs: Pair | None = None,
+    window: int | None = None,
+) -> Tensor:
+    """The boolean ``(B or 1, 1, T, S)`` of the rule above, from positions, marks of real tokens, document numbers."""
+    distance_BTS = q_positions.unsqueeze(2) - k_positions.unsqueeze(1)
+    allowed_BTS = distance_BTS >= 0
+    if window is not None:
+        allowed_BTS = allowed_BTS & (distance_BTS < window)
+    if docs is not None:
+        allowed_BTS = allowed_BTS & (docs[0].unsqueeze(2) == docs[1].unsqueeze(1))
+    if real is not None:
+        allowed_BTS = allowed_BTS & real[0].unsqueeze(2) & real[1].unsqueeze(1)
+    return allowed_BTS.unsqueeze(1)
+
+
+def key_padding(attention_mask: Tensor, batch: int, columns: int) -> Tensor:
+    """A keep-mask (1 or True = real, 0 or False = padding) of exactly ``(batch, columns)``, checked, as boolean."""
+    if attention_mask.is_floating_point() or attention_mask.is_complex():
+        raise InputError(
+            "attention_mask must be boolean or integer (1 = real, 0 = padding; additive masks are not taken),"
+            f" not {attention_mask.dtype}"
+        )
+    if attention_mask.shape != (batch, columns):
+        raise InputError(
+            f"attention_mask must have shape (batch, past + new) = ({batch}, {columns}),"
+            f" not {tuple(attention_mask.shape)}"
+        )
+    if attention_mask.dtype != torch.bool and not ((attention_mask == 0) | (attention_mask == 1)).all():
+        raise InputError("attention_mask must hold only 1 (real) and 0 (padding)")
+    return attention_mask.bool()
+
+
+def document_numbers(docs: Tensor, batch: int, columns: int) -> Tensor:
+    """Document numbers of exactly ``(batch, columns)``, checked: equal in a row = one document."""
+    if docs.is_floating_point() or docs.is_complex() or docs.dtype == torch.bool:
+        raise InputError(f"docs must hold whole numbers, one for each position, not {docs.dtype}")
+    if docs.shape != (batch, columns):
+        raise InputError(f"docs must have shape (batch, tokens) = ({batch}, {columns}), not {tuple(docs.shape)}")
+    return docs
+
+
+def find_runs(real: Tensor | None, docs: Tensor | None) -> Runs | None:
+    """The runs of marks and document numbers ``(B, T)`` in host memory.
+
+    None where a document is in two pieces, or where nothing is real: then no kernel would run, and no gradient reach
+    the projections, not even zeros.
+    """
+    marks = torch.ones_like(docs, dtype=torch.bool) if real is None and docs is not None else real
+    if marks is None:
+        raise InputError("runs are those of marks or of document numbers")
+    numbers = torch.zeros_like(marks, dtype=torch.int64) if docs is None else docs
+    edge = (marks[:, 1:] != marks[:, :-1]) | (marks[:, 1:] & (numbers[:, 1:] != numbers[:, :-1]))
+    rows = []
+    for row in range(marks.shape[0]):
+        starts = [0, *(edge[row].nonzero().flatten() + 1).tolist()]
+        lengths = [stop - start for start, stop in zip(starts, [*starts[1:], marks.shape[1]], strict=True)]
+        flags = marks[row, starts].tolist()
+        kept = [number for number, flag in zip(numbers[row, starts].tolist(), flags, strict=True) if flag]
+        if len(set(kept)) < len(kept):
+            return None
+        rows.append(tuple(map(Run, lengths, flags)))
+    return tuple(rows) if marks.any() else None
+
+
+def positions_in(runs: Runs) -> tuple[Tensor, Tensor]:
+    """Each column's position in its run and the run's length, int64 ``(B, T)``; zeros at padding."""
+    start, length, real = (_spread(runs, by) for by in ("start", "length", "real"))
+    return (torch.arange(start.shape[1]) - start).masked_fill(~real, 0), length.masked_fill(~real, 0)
+
+
+def positions_among(real: Tensor | None, docs: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`positions_in` from marks or document numbers ``(B, T)`` whose documents need not lie together."""
+    if docs is None and real is not None:
+        count = real.cumsum(1)
+        return (count - 1).masked_fill(~real, 0), count[:, -1:].expand_as(count)
+    if docs is None:
+        raise InputError("positions are counted from marks or document numbers")
+    columns = torch.arange(docs.shape[1], device=docs.device).unsqueeze(0)
+    marks = torch.ones_like(docs, dtype=torch.bool) if real is None else real
+    seen_BT = visible(columns, columns, real=(marks, marks), docs=(docs, docs)).squeeze(1).sum(-1)
+    total_BT = ((docs.unsqueeze(2) == docs.unsqueeze(1)) & marks.unsqueeze(1)).sum(-1)
+    return (seen_BT - 1).clamp(min=0), total_BT.masked_fill(~marks, 0)
+
+
+def _spread(runs: Runs, by: str) -> Tensor:
+    """A figure of each run at each of its columns, ``(B, T)``: its length, mark, number in the row, or first column."""
+    rows = []
+    for row in runs:
+        lengths = torch.tensor([run.length for run in row])
+        figures = {
+            "length": lengths,
+            "real": torch.tensor([run.real for run in row]),
+            "number": torch.arange(len(row)),
+            "start": lengths.cumsum(0) - lengths,
+        }
+        rows.append(figures[by].repeat_interleave(lengths))
+    return torch.stack(rows)
+
+
+def in_order(past: int, new: int, window: int | None, device: torch.device) -> Sight:
+    """The sight of ``new`` tokens that follow ``past`` real ones in every row."""
+    skip = 0 if window is None else max(0, past - window + 1)
+    if new == 1:
+        return Sight(skip=skip)
+    if past == 0 and (window is None or window >= new):
+        return Sight(causal=True)
+    places = torch.arange(skip, past + new, device=device).unsqueeze(0)
+    return Sight(allowed=visible(places[:, past - skip :], places, window=window), skip=skip)
