@@ -93,7 +93,7 @@ def _rope_parameters(scaling: RopeScaling | None) -> dict[str, object]:
         "yarn": ("beta_fast", "beta_slow", "attention_factor"),
         "llama3": ("low_freq_factor", "high_freq_factor"),
     }[scaling.type]
-    trained = scaling.original_max_seq_len
+    trained = None if scaling.type == "dynamic" else scaling.original_max_seq_len
     return {
         "rope_type": scaling.type,
         "factor": scaling.factor,

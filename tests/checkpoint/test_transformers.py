@@ -12,7 +12,7 @@ import transformers
 
 import cyberslm
 from cyberslm.checkpoint.folder import load_model, save_model
-from cyberslm.model.config import CyberSLMConfig
+from cyberslm.model.config import CyberSLMConfig, RopeScaling
 from cyberslm.model.model import CyberSLM
 from cyberslm.text.tokenizer import load_tokenizer
 
@@ -54,38 +54,116 @@ def test_final_and_step_folders_give_the_same_logits(trained: Path) -> None:
         assert (theirs.config.eos_token_id, theirs.generation_config.eos_token_id) == (3, 3)
 
 
-@pytest.mark.parametrize("tie_weights", [True, False])
-@pytest.mark.parametrize("kv_heads", [4, 2, 1])
-def test_every_head_layout_gives_the_same_logits(
-    trained: Path, tmp_path: Path, kv_heads: int, *, tie_weights: bool
-) -> None:
-    tokenizer = load_tokenizer(trained / "run" / "final")
-    config = CyberSLMConfig(
-        vocab_size=tokenizer.vocab_size + 3,
-        hidden_dim=64,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=kv_heads,
-        head_dim=12,
-        ffn_hidden_dim=80,
-        max_seq_len=64,
-        rope_base=5_000.0,
-        norm_eps=1e-3,
-        tie_weights=tie_weights,
-    )
-    model = CyberSLM(config, seed=1).eval()
+LENGTH = 64
+BIASES = {"bias_q": True, "bias_kv": True, "bias_out": True}
+SCALED = {"factor": 4.0, "original_max_seq_len": LENGTH // 4}
+VARIANTS: dict[str, tuple[str, dict]] = {
+    **{
+        f"llama {kind} {'tied' if tied else 'untied'}": ("LlamaForCausalLM", {"num_kv_heads": n, "tie_weights": tied})
+        for kind, n in (("mha", 4), ("gqa", 2), ("mqa", 1))
+        for tied in (True, False)
+    },
+    "llama attention biases": ("LlamaForCausalLM", BIASES),
+    "llama all biases": ("LlamaForCausalLM", {"bias": True}),
+    "llama linear": ("LlamaForCausalLM", {"rope_scaling": RopeScaling(type="linear", factor=4.0)}),
+    "llama dynamic": ("LlamaForCausalLM", {"rope_scaling": RopeScaling(type="dynamic", **SCALED)}),
+    "llama yarn": ("LlamaForCausalLM", {"rope_scaling": RopeScaling(type="yarn", **SCALED)}),
+    "llama llama3": ("LlamaForCausalLM", {"rope_scaling": RopeScaling(type="llama3", **SCALED)}),
+    "qwen3": ("Qwen3ForCausalLM", {"qk_norm": True}),
+    "qwen3 biases": ("Qwen3ForCausalLM", {"qk_norm": True, **BIASES, "tie_weights": False}),
+    "qwen3 windows": ("Qwen3ForCausalLM", {"qk_norm": True, "sliding_window": (8, 0)}),
+    "mistral": ("MistralForCausalLM", {"sliding_window": 8}),
+    "mistral mqa untied": ("MistralForCausalLM", {"sliding_window": 20, "num_kv_heads": 1, "tie_weights": False}),
+}
+
+
+def variant(changes: dict, vocab_size: int) -> CyberSLM:
+    """A network whose every parameter is random and large enough to matter."""
+    sizes = {
+        "vocab_size": vocab_size,
+        "hidden_dim": 64,
+        "num_layers": 3,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 12,
+        "ffn_hidden_dim": 80,
+        "max_seq_len": LENGTH,
+        "rope_base": 5_000.0,
+        "norm_eps": 1e-3,
+    }
+    model = CyberSLM(CyberSLMConfig(**{**sizes, **changes}), seed=1).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
-    save_model(tmp_path / "m", model, tokenizer, {})
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m").eval()
-    ids = torch.randint(0, config.vocab_size, (2, 64), generator=torch.Generator().manual_seed(2))
+    return model
+
+
+def differences(theirs: torch.nn.Module, ours: CyberSLM) -> dict[str, float]:
+    """Largest difference of the logits by how they came about."""
+    ids = torch.randint(0, ours.config.vocab_size, (2, LENGTH), generator=torch.Generator().manual_seed(2))
     mask = torch.ones_like(ids)
     mask[0, :9] = 0
+    short = ids[:, : LENGTH // 4]
+    found = {
+        "prefill": (theirs(ids).logits - ours(ids)).abs().max(),
+        "short": (theirs(short).logits - ours(short)).abs().max(),
+    }
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    padded = theirs(ids, attention_mask=mask, position_ids=positions).logits
+    found["left-padded"] = (padded - ours(ids, mask))[mask.bool()].abs().max()
+    cache, past, steps = ours.new_cache(2, LENGTH), None, []
+    for part in ids[:, :30].split([10, 1, 1, 5, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1], dim=1):
+        result = theirs(part, past_key_values=past, use_cache=True)
+        past = result.past_key_values
+        steps.append((result.logits - ours(part, cache=cache)).abs().max())
+    found["cached decode"] = torch.stack(steps).max()
+    return {name: value.item() for name, value in found.items()}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_that_they_know_gives_the_same_logits(trained: Path, tmp_path: Path, name: str) -> None:
+    tokenizer = load_tokenizer(trained / "run" / "final")
+    architecture, changes = VARIANTS[name]
+    ours = variant(changes, tokenizer.vocab_size + 3)
+    save_model(tmp_path / "m", ours, tokenizer, {})
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m").eval()
+    assert type(theirs).__name__ == architecture
     with torch.no_grad():
-        torch.testing.assert_close(theirs(ids).logits, model(ids), atol=1e-4, rtol=0)
-        padded = theirs(ids, attention_mask=mask).logits
-        torch.testing.assert_close(padded[mask.bool()], model(ids, mask)[mask.bool()], atol=1e-4, rtol=0)
+        found = differences(theirs, load_model(tmp_path / "m").model)
+    if name == "llama dynamic":
+        # theirs is no function of the row: it takes the batch's longest row and, in chunks, the longest it has seen
+        found = {"prefill": found["prefill"]}
+    assert max(found.values()) < 1e-4
+    text = "CVE-2024-3094 <eos> \u6f22\n"
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "m")(text).input_ids == tokenizer.encode(text)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"activation": "geglu"},
+        {"norm": "layer"},
+        {"rope_layout": "interleaved"},
+        {"key_dim": 8},
+        {"logit_softcap": 15.0},
+        {"bias_kv": True},
+        {"sliding_window": (8, 0)},
+        {"qk_norm": True, "bias": True},
+        {"qk_norm": True, "sliding_window": (8, 4)},
+    ],
+)
+def test_variant_that_they_do_not_know_is_refused_by_them_and_opens_here(
+    trained: Path, tmp_path: Path, changes: dict
+) -> None:
+    tokenizer = load_tokenizer(trained / "run" / "final")
+    ours = variant(changes, tokenizer.vocab_size)
+    save_model(tmp_path / "m", ours, tokenizer, {})
+    with pytest.raises(ValueError, match="cyberslm"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m")
+    again = load_model(tmp_path / "m").model
+    assert again.config == ours.config
+    ids = torch.tensor([[5, 6, 7, 8]])
+    assert torch.equal(again(ids), ours(ids))
 
 
 def test_same_ids_and_text_on_a_thousand_strings(trained: Path) -> None:
