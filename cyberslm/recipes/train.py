@@ -35,6 +35,7 @@ from cyberslm.recipes.data import Say, describe, ensure_prepared, fit_model
 from cyberslm.recipes.folder import refuse_other_run, require_space, write_run_files
 from cyberslm.recipes.hooks import RunHooks, check_samples
 from cyberslm.recipes.machine import cpu_threads, on_this_machine
+from cyberslm.training.loss import next_token_loss
 from cyberslm.training.optim import load_optimizer_tensors
 from cyberslm.training.plots import can_plot
 from cyberslm.training.schedule import learning_rate
@@ -98,6 +99,7 @@ def _train(loaded: Loaded[TrainRun], device: torch.device, screen: Screen, stop_
         validate_every=run.eval.interval,
         save_every=run.checkpoint.interval,
         autocast=this.autocast,
+        loss=partial(next_token_loss, z_loss=run.train.z_loss),
     )
     screen.start_bar(total=run.train.max_steps, done=state.step, unit="step")
     try:

@@ -21,22 +21,28 @@ from cyberslm.model.model import CyberSLM
 
 
 class LossOutput(NamedTuple):
-    """Sum of the losses of ``num_tokens`` trained tokens, in nats."""
+    """Sums over ``num_tokens`` trained tokens: the loss, in nats, and a penalty that is trained but not reported."""
 
     loss_sum: Tensor
     num_tokens: Tensor
+    penalty_sum: Tensor | float = 0.0
 
 
 Loss = Callable[[CyberSLM, Batch], LossOutput]
 
 
-def next_token_loss(model: CyberSLM, batch: Batch) -> LossOutput:
-    """Cross-entropy of each row's next tokens; targets `IGNORE` don't count."""
-    logits_BTV = model(batch.input_ids)
-    loss = F.cross_entropy(
-        logits_BTV.float().flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORE, reduction="sum"
-    )
-    return LossOutput(loss, (batch.targets != IGNORE).sum())
+def next_token_loss(model: CyberSLM, batch: Batch, *, z_loss: float = 0.0) -> LossOutput:
+    """Cross-entropy of each row's next tokens; targets `IGNORE` don't count.
+
+    The penalty is ``z_loss`` times the square of each softmax's log normaliser, which keeps logits from drifting
+    (Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311, section 5).
+    """
+    logits_NV, targets_N = model(batch.input_ids).float().flatten(0, 1), batch.targets.flatten()
+    loss = F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORE, reduction="sum")
+    trained_N = targets_N != IGNORE
+    if not z_loss:
+        return LossOutput(loss, trained_N.sum())
+    return LossOutput(loss, trained_N.sum(), z_loss * logits_NV.logsumexp(-1)[trained_N].square().sum())
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,9 @@ class TrainConfig:
     grad_clip: float = 1.0
     """Largest gradient norm; larger gradients are scaled down to it. 0 = off."""
 
+    z_loss: float = 0.0
+    """Weight of the squared log normaliser of the softmax, added to what is trained but not to the reported loss."""
+
     max_bad_steps: int = 5
     """Stop after this many steps in a row with a non-finite gradient or no token to learn from; each is skipped."""
 
@@ -53,8 +56,9 @@ class TrainConfig:
         for name, most in limits.items():
             if not 1 <= getattr(self, name) <= most:
                 raise ConfigError(f"{name} must be from 1 to {most:,}, not {getattr(self, name)}")
-        if self.grad_clip < 0:
-            raise ConfigError(f"grad_clip must be at least 0, not {self.grad_clip}")
+        for name in ("grad_clip", "z_loss"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be at least 0 and finite, not {getattr(self, name)}")
 
 
 @dataclass
@@ -185,7 +189,7 @@ def _accumulate(plan: Plan, model: CyberSLM, batch: Batch, num_tokens: int) -> f
         part = Batch(batch.input_ids[rows].to(model.device), batch.targets[rows].to(model.device))
         with plan.autocast():
             output = plan.loss(model, part)
-        (output.loss_sum / max(1, num_tokens)).backward()
+        ((output.loss_sum + output.penalty_sum) / max(1, num_tokens)).backward()
         total += output.loss_sum.detach()
     return total.item()
 

@@ -6,6 +6,7 @@ import torch
 
 from cyberslm.errors import InputError
 from cyberslm.model.attention import MultiHeadSelfAttention
+from cyberslm.model.cache import KVCache
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.kernels import KERNELS, explicit_weights
 from cyberslm.model.rope import RotaryPositionEmbedding
@@ -149,3 +150,57 @@ def test_shared_table_is_used_and_is_not_a_child() -> None:
     assert attention.rope is table
     assert list(attention.buffers()) == []
     assert list(MultiHeadSelfAttention(config).buffers()) != []
+
+
+def test_arguments_may_be_given_by_position() -> None:
+    attention = layer()
+    x, mask = torch.randn(2, 6, 32), torch.ones(2, 6, dtype=torch.bool)
+    output, weights, present = attention(x, mask, True, None, True)  # noqa: FBT003
+    assert (output.shape, weights.shape, weights.dtype) == ((2, 6, 32), (2, 4, 6, 6), torch.float32)
+    k, v = present
+    assert k.shape == v.shape == (2, 2, 6, 8)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_weights_are_the_softmax_over_what_is_seen(window: int | None) -> None:
+    attention = layer(sliding_window=window, attn_dropout=0.5).train()
+    x = torch.randn(2, 7, 32)
+    with torch.no_grad():
+        pair = attention(x[:, :5], use_cache=True).present
+        weights = attention(x[:, 5:], return_attn_weights=True, kv_cache=pair).attn_weights
+    assert weights.shape == (2, 4, 2, 7)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 2))
+    seen = [[s <= 5 + t and (window is None or s > 5 + t - window) for s in range(7)] for t in range(2)]
+    assert torch.equal(weights.gt(0), torch.tensor(seen).expand(2, 4, 2, 7))
+
+
+def test_dropout_acts_on_the_weights_in_training_only() -> None:
+    attention, x = layer(attn_dropout=0.5), torch.randn(2, 6, 32)
+    assert torch.equal(attention(x).output, attention(x).output)
+    attention.train()
+    assert not torch.equal(attention(x).output, attention(x).output)
+
+
+def test_pair_and_view_that_do_not_fit_are_refused() -> None:
+    attention, x = layer(), torch.randn(2, 3, 32)
+    pair = (torch.zeros(2, 2, 4, 8), torch.zeros(2, 2, 4, 8))
+    assert attention(x, kv_cache=pair).output.shape == (2, 3, 32)
+    for bad in ((pair[0][:1], pair[1][:1]), (pair[0], pair[1][..., :6]), (pair[0], pair[1][:, :, :3])):
+        with pytest.raises(InputError, match=r"kv_cache must hold .* = \(2, 2, past, 8 and 8\)"):
+            attention(x, kv_cache=bad)
+    config = CyberSLMConfig(vocab_size=50, hidden_dim=32, num_heads=4, num_kv_heads=2, num_layers=2)
+    cache = KVCache(config, batch_size=2, capacity=8)
+    with pytest.raises(InputError, match=r"holds 2 layers: give the view of one, cache.view\(layer\)"):
+        attention(x, kv_cache=cache)
+    with pytest.raises(InputError, match=r"\(batch, tokens, 32\), not \(2, 3, 31\)"):
+        attention(x[..., :31])
+
+
+def test_gradients_flow_through_a_pair() -> None:
+    attention, x = layer(), torch.randn(1, 6, 32)
+    whole = x.clone().requires_grad_()
+    attention(whole).output[:, 4:].square().sum().backward()
+    parts = x.clone().requires_grad_()
+    past = attention(parts[:, :4], use_cache=True).present
+    attention(parts[:, 4:], kv_cache=past).output.square().sum().backward()
+    torch.testing.assert_close(parts.grad, whole.grad, atol=1e-5, rtol=1e-4)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cyberslm.checkpoint.hf import hf_config
+from cyberslm.config import parse, to_mapping
 from cyberslm.errors import ConfigError, GenerationError, InputError
 from cyberslm.model.cache import KVCache
 from cyberslm.model.config import CyberSLMConfig, RopeScaling
@@ -74,6 +75,8 @@ def test_initial_spread_is_as_documented() -> None:
         residual = weights[f"layers.1.{name}.weight"].std().item()
         assert residual == pytest.approx(0.02 / math.sqrt(2 * SMALL.num_layers), rel=0.05)
     assert weights["norm.weight"].eq(1).all()
+    biased = CyberSLM(replace(SMALL, bias=True, norm="layer", qk_norm=True)).state_dict()
+    assert all(value.eq(float(not name.endswith(".bias"))).all() for name, value in biased.items() if value.ndim == 1)
 
 
 @settings(deadline=None, max_examples=60)
@@ -254,8 +257,83 @@ def test_impossible_sizes_are_refused_by_name(changes: dict, words: str) -> None
 
 
 def test_all_problems_of_a_config_are_named_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"num_kv_heads 3 .*; dropout .*; rope_base"):
-        replace(SMALL, num_kv_heads=3, dropout=2.0, rope_base=0.0)
+    with pytest.raises(ConfigError, match=r"key_dim .*; num_kv_heads 3 .*; dropout .*; rope_base .*; sliding_window"):
+        replace(SMALL, num_kv_heads=3, key_dim=3, dropout=2.0, rope_base=0.0, sliding_window=0)
+
+
+@pytest.mark.parametrize("window", [0, -1, (), (3, -1), 1 << 30])
+def test_window_that_means_nothing_is_refused(window: object) -> None:
+    with pytest.raises(ConfigError, match="sliding_window"):
+        replace(SMALL, sliding_window=window)
+
+
+def test_windows_repeat_their_pattern_over_the_layers() -> None:
+    config = replace(SMALL, num_layers=5, sliding_window=(4, 4, 0))
+    assert config.windows == (4, 4, None, 4, 4)
+    assert replace(config, sliding_window=7).windows == (7,) * 5
+    assert SMALL.windows == (None, None)
+
+
+def test_variants_are_written_in_yaml_and_by_dotted_keys() -> None:
+    text = {"sliding_window": [4, 0], "rope_scaling": {"rope_type": "yarn", "factor": 2, "original_max_seq_len": 24}}
+    config = parse(text, CyberSLMConfig, where="x.yaml")
+    assert config.windows[:2] == (4, None)
+    assert config.rope_scaling == RopeScaling(type="yarn", factor=2.0, original_max_seq_len=24)
+    assert parse(to_mapping(config), CyberSLMConfig, where="x.yaml") == config
+
+
+@torch.no_grad()
+def test_norms_and_activations_are_the_formulas() -> None:
+    x = torch.randn(3, 32)
+    layer_norm = CyberSLM(replace(SMALL, norm="layer", bias=True)).norm
+    layer_norm.weight.normal_()
+    layer_norm.bias.normal_()
+    centred = x - x.mean(-1, keepdim=True)
+    right = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * layer_norm.weight + layer_norm.bias
+    torch.testing.assert_close(layer_norm(x), right)
+    gates = {
+        "swiglu": lambda g, u: g * torch.sigmoid(g) * u,
+        "geglu": lambda g, u: g * 0.5 * (1 + torch.erf(g / math.sqrt(2))) * u,
+        "gelu": lambda _, u: u * 0.5 * (1 + torch.erf(u / math.sqrt(2))),
+        "relu2": lambda _, u: u.clamp(min=0) ** 2,
+    }
+    for name, formula in gates.items():
+        mlp = CyberSLM(replace(SMALL, activation=name), seed=2).layers[0].mlp
+        up = x @ mlp.up_proj.weight.T
+        gate = up if mlp.gate_proj is None else x @ mlp.gate_proj.weight.T
+        torch.testing.assert_close(mlp(x), formula(gate, up) @ mlp.down_proj.weight.T, atol=1e-6, rtol=1e-4)
+
+
+def test_logits_stay_within_the_softcap() -> None:
+    plain, capped = model_with(), model_with(logit_softcap=2.0)
+    ids = random_ids(1, 6)
+    assert plain(ids).abs().max() > 2
+    torch.testing.assert_close(capped(ids), 2 * torch.tanh(plain(ids) / 2))
+
+
+def test_documents_are_refused_with_a_cache_and_in_another_form() -> None:
+    ids = random_ids(2, 5)
+    docs = torch.zeros_like(ids)
+    with pytest.raises(InputError, match="docs and cache were given together"):
+        MODELS[2](ids, docs=docs, cache=MODELS[2].new_cache(2, 8))
+    with pytest.raises(InputError, match=r"docs must have shape \(batch, tokens\) = \(2, 5\), not \(2, 4\)"):
+        MODELS[2](ids, docs=docs[:, :4])
+    with pytest.raises(InputError, match="whole numbers, one for each position, not torch.float32"):
+        MODELS[2](ids, docs=docs.float())
+
+
+def test_padding_whose_embedding_is_broken_reaches_neither_logits_nor_gradients() -> None:
+    gradients = []
+    for broken in (0.0, torch.nan):
+        model = model_with()
+        with torch.no_grad():
+            model.embed_tokens.weight[0] = broken
+        ids, mask = random_ids(2, 8), torch.ones(2, 8, dtype=torch.bool)
+        ids[0, :3], mask[0, :3] = 0, False
+        loss = model.features(ids, mask)[mask].square().sum()
+        loss.backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters()})
+    torch.testing.assert_close(*gradients)
 
 
 SCALING = {kind: RopeScaling(type=kind, factor=4.0, original_max_seq_len=4) for kind in ("dynamic", "yarn", "llama3")}

@@ -44,6 +44,19 @@ def test_loss_of_bf16_logits_is_summed_in_fp32() -> None:
     assert output.loss_sum.item() == pytest.approx(oracles.cross_entropy(logits.float(), rows.targets)[0], rel=1e-5)
 
 
+def test_z_loss_is_the_squared_log_normaliser_of_trained_tokens() -> None:
+    model, rows = CyberSLM(CONFIG, seed=1), batch()
+    output = next_token_loss(model, rows, z_loss=0.01)
+    right = sum(
+        torch.logsumexp(row, 0).item() ** 2
+        for row, target in zip(model(rows.input_ids).flatten(0, 1), rows.targets.flatten(), strict=True)
+        if target != IGNORE
+    )
+    assert output.penalty_sum.item() == pytest.approx(0.01 * right, rel=1e-5)
+    assert torch.equal(output.loss_sum, next_token_loss(model, rows).loss_sum)
+    assert next_token_loss(model, batch(ignored=1.0), z_loss=0.01).penalty_sum == 0
+
+
 def test_score_counts_nats_tokens_and_bytes() -> None:
     model = CyberSLM(CONFIG, seed=1).train()
     lengths = torch.arange(40) % 5

@@ -219,7 +219,14 @@ def test_state_survives_json_and_refuses_strangers() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("max_steps", 0), ("micro_batch_size", 0), ("global_batch_size", -1), ("grad_clip", -0.5), ("max_bad_steps", 0)],
+    [
+        ("max_steps", 0),
+        ("micro_batch_size", 0),
+        ("global_batch_size", -1),
+        ("grad_clip", -0.5),
+        ("max_bad_steps", 0),
+        ("z_loss", -1.0),
+    ],
 )
 def test_impossible_setting_is_refused_by_name(field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=field):

@@ -1,0 +1,79 @@
+"""The formulas against what torch counts and keeps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from cyberslm.data.loader import Batch
+from cyberslm.model.config import CyberSLMConfig
+from cyberslm.model.model import CyberSLM
+from cyberslm.model.sizes import activation_bytes, flops_per_token
+from cyberslm.training.loss import next_token_loss
+
+SMALL = CyberSLMConfig(
+    vocab_size=60, hidden_dim=32, num_layers=2, num_heads=4, num_kv_heads=2, ffn_hidden_dim=48, max_seq_len=48
+)
+VARIANTS: dict[str, dict] = {
+    "llama": {},
+    "mha": {"num_kv_heads": 4},
+    "untied": {"tie_weights": False},
+    "qk_norm": {"qk_norm": True},
+    "layer norm": {"norm": "layer", "bias": True},
+    "layer norm without bias": {"norm": "layer"},
+    "biases": {"bias_q": True, "bias_kv": True, "bias_out": True},
+    "geglu": {"activation": "geglu"},
+    "gelu": {"activation": "gelu", "bias": True},
+    "relu2": {"activation": "relu2"},
+    "softcap": {"logit_softcap": 15.0},
+    "interleaved": {"rope_layout": "interleaved"},
+    "wide heads": {"head_dim": 12},
+    "deep": {"num_layers": 5},
+}
+
+
+def rows(config: CyberSLMConfig) -> Batch:
+    ids, targets = torch.randint(0, config.vocab_size, (2, 3, 40), generator=torch.Generator().manual_seed(0))
+    return Batch(ids.clone(), targets.clone())
+
+
+@pytest.mark.parametrize("name", [*VARIANTS, "key width"])
+def test_parameters_are_counted(name: str) -> None:
+    config = replace(SMALL, **VARIANTS.get(name, {"key_dim": 10, "head_dim": 6, "qk_norm": True, "bias": True}))
+    assert config.num_parameters == sum(p.numel() for p in CyberSLM(config, device="meta").parameters())
+
+
+@pytest.mark.parametrize("name", [*VARIANTS, "key width"])
+def test_operations_are_those_that_torch_counts(name: str) -> None:
+    config = replace(SMALL, **VARIANTS.get(name, {"key_dim": 10, "head_dim": 6}))
+    model, batch = CyberSLM(config), rows(config)
+    for layer in model.layers:
+        layer.self_attn.kernel = "explicit"  # torch doesn't count those of its fused kernel on the CPU
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(batch.input_ids)
+    assert counter.get_total_flops() == flops_per_token(config, 40, training=False) * batch.input_ids.numel()
+    with FlopCounterMode(display=False) as counter:
+        next_token_loss(model, batch).loss_sum.backward()
+    assert counter.get_total_flops() == flops_per_token(config, 40, training=True) * batch.input_ids.numel()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_activations_are_those_that_torch_keeps(name: str) -> None:
+    config = replace(SMALL, **VARIANTS[name])
+    model, batch = CyberSLM(config), rows(config)
+    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = next_token_loss(model, batch).loss_sum
+    assert loss.requires_grad
+    assert sum(kept.values()) == pytest.approx(activation_bytes(config, 3, 40), rel=1e-3)
