@@ -279,7 +279,7 @@ class Attention(_Heads):
                 f"freqs_cos and freqs_sin must have shape (tokens, key_dim / 2) = ({queries}, {self.key_dim / 2:g}),"
                 f" not {tuple(cos.shape)} and {tuple(sin.shape)}"
             )
-        return Rotation(cos.float(), sin.float(), interleaved=True)
+        return Rotation.of(cos.float(), sin.float(), interleaved=True)
 
     def _mask(self, attn_mask: Tensor, batch: int, queries: int, keys: int) -> Tensor:
         shape = tuple(attn_mask.shape)

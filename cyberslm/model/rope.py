@@ -24,14 +24,25 @@ from torch import Tensor, nn
 
 from cyberslm.errors import InputError
 from cyberslm.model.config import CyberSLMConfig, RopeScaling
+from cyberslm.model.norm import at_least_fp32
 
 
 class Rotation(NamedTuple):
-    """Cosines and sines of the angles, fp32, ``(T, E/2)`` or ``(B, T, E/2)`` for positions that differ by row."""
+    """Factors of a channel and of its partner, fp32, ``(T, E)`` or ``(B, T, E)`` for positions that differ by row."""
 
     cos: Tensor
     sin: Tensor
-    interleaved: bool = False
+    """With the sign that the partner has."""
+    interleaved: bool
+
+    @classmethod
+    def of(cls, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Rotation:
+        """From the cosine and sine of each pair's angle, ``(..., T, E/2)``."""
+        if interleaved:
+            cos, sin = (torch.stack(pair, dim=-1).flatten(-2) for pair in ((cos, cos), (-sin, sin)))
+        else:
+            cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+        return cls(cos, sin, interleaved)
 
 
 class RotaryPositionEmbedding(nn.Module):
@@ -104,12 +115,12 @@ class RotaryPositionEmbedding(nn.Module):
         matters only for a scaling `by_length`.
         """
         if self.scaling is None or lengths is None or not self.by_length:
-            return Rotation(self.cos[positions], self.sin[positions], self.interleaved)
+            return Rotation.of(self.cos[positions], self.sin[positions], interleaved=self.interleaved)
         excess = (lengths / cast(int, self.scaling.original_max_seq_len)).double().clamp(min=1.0) - 1.0
         stretched = (1.0 + self.scaling.factor * excess) ** (self.head_dim / (self.head_dim - 2))
         bases = self.base * stretched.unsqueeze(-1)
         angles = positions.unsqueeze(-1) * bases ** -_exponents(self.head_dim).to(bases.device)
-        return Rotation(angles.cos().float(), angles.sin().float(), self.interleaved)
+        return Rotation.of(angles.cos().float(), angles.sin().float(), interleaved=self.interleaved)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002 (torch's signature)
         kept = self.cos, self.sin
@@ -170,11 +181,12 @@ def _yarn_keep(head_dim: int, base: float, scaling: RopeScaling) -> Tensor:
 def apply_rope(x: Tensor, rotation: Rotation) -> Tensor:
     """Turn ``x`` of shape ``(B, heads, T, E)``; computed in at least fp32, returned in the dtype of ``x``."""
     cos, sin = rotation.cos.unsqueeze(-3), rotation.sin.unsqueeze(-3)
+    wide = x.to(at_least_fp32(x.dtype))
     if rotation.interleaved:
-        first, second = x[..., 0::2], x[..., 1::2]
-        return torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2).to(x.dtype)
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+        partner = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    else:
+        partner = wide.roll(wide.shape[-1] // 2, dims=-1)
+    return torch.addcmul(wide * cos, partner, sin.to(wide.dtype)).to(x.dtype)
 
 
 def interleave(rows: Tensor, num_heads: int) -> Tensor:

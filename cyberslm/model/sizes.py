@@ -34,12 +34,12 @@ def activation_bytes(config: CyberSLMConfig, batch: int, tokens: int) -> int:
     queries, keys = config.num_heads * config.key_size, config.kv_heads * config.key_size
     values, mixed = config.kv_heads * config.head_size, config.num_heads * config.head_size
     norm = 3 * config.hidden_dim + 1 if config.norm == "rms" else 2 * config.hidden_dim + 2
-    heads = queries + keys + values + 2 * mixed + config.num_heads
+    heads = queries + keys + values + mixed + config.num_heads
     if config.qk_norm:
         heads += 2 * (queries + keys) + config.num_heads + config.kv_heads
     feed_forward = (4 if config.activation in GATED else 2) * config.ffn_hidden_dim
     head = config.vocab_size * (1 if config.logit_softcap is None else 2)
     numbers = config.num_layers * (2 * norm + heads + feed_forward) + norm + head
     ids_and_targets = 2 * 8
-    tables = 4 * config.key_size  # of one row's positions
+    tables = 8 * config.key_size  # of one row's positions
     return batch * tokens * (4 * numbers + ids_and_targets) + tokens * tables
