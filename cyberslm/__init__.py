@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from cyberslm.decoding.sampling import SamplingParams
     from cyberslm.errors import CyberSLMError
     from cyberslm.generation.engine import Completion, Engine, TokenEvent
-    from cyberslm.model.attention import MultiHeadSelfAttention
+    from cyberslm.model.attention import Attention, MultiHeadSelfAttention
     from cyberslm.model.cache import KVCache
-    from cyberslm.model.config import CyberSLMConfig
+    from cyberslm.model.config import CyberSLMConfig, RopeScaling
     from cyberslm.model.model import CyberSLM
     from cyberslm.recipes.use import load
 
 _HOME = {
+    "Attention": "model.attention",
     "Completion": "generation.engine",
     "CyberSLM": "model.model",
     "CyberSLMConfig": "model.config",
@@ -30,12 +31,14 @@ _HOME = {
     "Engine": "generation.engine",
     "KVCache": "model.cache",
     "MultiHeadSelfAttention": "model.attention",
+    "RopeScaling": "model.config",
     "SamplingParams": "decoding.sampling",
     "TokenEvent": "generation.engine",
     "load": "recipes.use",
 }
 
 __all__ = [
+    "Attention",
     "Completion",
     "CyberSLM",
     "CyberSLMConfig",
@@ -43,6 +46,7 @@ __all__ = [
     "Engine",
     "KVCache",
     "MultiHeadSelfAttention",
+    "RopeScaling",
     "SamplingParams",
     "TokenEvent",
     "load",

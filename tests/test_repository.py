@@ -102,7 +102,7 @@ def test_links_of_the_documents_lead_somewhere() -> None:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-@pytest.mark.parametrize("name", ["demo", "test", "common.sh"])
+@pytest.mark.parametrize("name", ["demo", "test", "bench", "common.sh"])
 def test_shell_scripts_parse(name: str) -> None:
     subprocess.run(["bash", "-n", ROOT / "scripts" / name], check=True)
 
@@ -111,6 +111,11 @@ def test_ci_calls_the_readme_test_command() -> None:
     assert "./scripts/test" in (ROOT / ".ci" / "run").read_text()
     assert "\n./scripts/test\n" in (ROOT / "README.md").read_text()
     assert "\n./scripts/demo\n" in (ROOT / "README.md").read_text()
+
+
+def test_example_of_the_network_page_runs() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "network.md").read_text(), re.DOTALL)
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_importing_the_package_does_nothing() -> None:

@@ -121,7 +121,7 @@ class CyberSLMConfig:
     """RMSNorm on each head's queries and keys before rotation, as in Qwen3."""
 
     sliding_window: int | tuple[int, ...] | None = None
-    """Tokens that a query sees, itself included: a number for all layers, or a pattern repeated over the layers."""
+    """Tokens that a query sees, itself included: one number, or a pattern over the layers such as [256, 256, 0]."""
 
     ffn_hidden_dim: int = field(default=1024, metadata={"alias": "intermediate_size"})
     """Inner width of the feed-forward."""
