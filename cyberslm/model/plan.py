@@ -96,11 +96,11 @@ def over_cache(
     longest = max(1, cache.admit(added))  # of nothing but padding one empty slot is looked at, by nobody
     rope.require(longest - 1)
     cache.reserve(longest)
-    ends = torch.tensor(cache.capacities, device=device).unsqueeze(1)
+    ends = torch.tensor(cache.capacities, device=device).unsqueeze(1) if rope.by_length else None
     if real is None and len(set(cache.lengths)) == 1:
         start = cache.lengths[0]
         positions = torch.arange(start, start + new, device=device)
-        rotation = rope.lookup(positions, ends if len(set(cache.capacities)) > 1 else ends[0])
+        rotation = rope.lookup(positions if ends is None else positions.expand(batch, new), ends)
         sights = {window: in_order(start, new, window, device) for window in set(windows)}
         return Plan(rotation, sights, slots=Slots(visible=longest, start=start), new_tokens=added)
     held = torch.tensor(cache.lengths, device=device).unsqueeze(1)
