@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 from cyberslm.data.config import DataConfig
@@ -69,8 +68,8 @@ def read_documents(file: InputFile, config: DataConfig, counts: Counts) -> Itera
     some. Raises DataError with the place for bad input (on_bad_input: error) and for a file that changed meanwhile.
     """
     place = Place(name=printable(file.path), config=config, counts=counts)
-    with reading(file.path), io.FileIO(file.path) as raw:
-        yield from _documents(io.BufferedReader(raw, CHUNK), file.path.name, place, Budget.of(file.size, config))
+    with reading(file.path), _opened(file) as stream:
+        yield from _documents(stream, file.path.name, place, Budget.of(file.size, config))
         _unchanged(file)
 
 
@@ -82,6 +81,10 @@ def is_validation(text: str, fraction: float) -> bool:
 def copy_digest(text: str) -> bytes:
     """SHA-256 of the text with LF line ends and no white space around it: equal for copies that differ in those."""
     return hashlib.sha256(unix(text).strip().encode("utf-8", "surrogatepass")).digest()
+
+
+def _opened(file: InputFile) -> io.BufferedReader:
+    return io.BufferedReader(io.FileIO(file.path), CHUNK)
 
 
 def _documents(
@@ -99,8 +102,7 @@ def _documents(
             place.skip(archives.NESTED, None)
         else:
             for member in archives.members(stream, form, place, budget):
-                inner = replace(place, name=f"{place.name}!{archives.shown(member.name)}")
-                yield from _documents(member.stream, member.name, inner, budget, inside=True)
+                yield from _documents(member.stream, member.name, member.place, budget, inside=True)
     except Unreadable as error:
         place.bad_stream(error)
 
@@ -112,7 +114,7 @@ def _uncompressed(stream: io.BufferedReader, budget: Budget) -> io.BufferedReade
             return stream
         stream = inflate(kind, stream, budget)
     if content_compression(stream.peek(HEAD_BYTES)) is not None:
-        raise Unreadable(f"compressed more than {MAX_LAYERS} times")
+        raise Unreadable(f"compressed more than {MAX_LAYERS} times", reason="compressed too often")
     return stream
 
 

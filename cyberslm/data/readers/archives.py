@@ -6,11 +6,13 @@ over and counted, archives in archives too. Sizes that an archive claims are che
 
 from __future__ import annotations
 
+import errno
 import io
 import struct
 import tarfile
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import IO, NamedTuple
 
@@ -41,6 +43,7 @@ class Member(NamedTuple):
     """A file in an archive; its stream is good until the next one is asked for."""
 
     name: str
+    place: Place
     stream: io.BufferedReader
 
 
@@ -49,9 +52,9 @@ def members(stream: io.BufferedReader, form: Format, place: Place, budget: Budge
     return _zip_members(stream, place, budget) if form == "zip" else _tar_members(stream, place)
 
 
-def shown(name: str) -> str:
-    """A member's name, printable and of a bounded length."""
-    return printable_text(name if len(name) <= MAX_NAME else name[:MAX_NAME] + "...")
+def _inside(place: Place, name: str) -> Place:
+    shown = printable_text(name if len(name) <= MAX_NAME else name[:MAX_NAME] + "...")
+    return replace(place, name=f"{place.name}!{shown}")
 
 
 def _zip_members(stream: io.BufferedReader, place: Place, budget: Budget) -> Iterator[Member]:
@@ -62,15 +65,20 @@ def _zip_members(stream: io.BufferedReader, place: Place, budget: Budget) -> Ite
         archive = zipfile.ZipFile(stream)
     except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
         raise Unreadable(f"a damaged zip file: {error}") from None
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise Unreadable("a damaged zip file: its directory is not where it says") from None
     with archive:
         for info in archive.infolist():
-            if info.is_dir() or not _is_read(info.filename, place):
+            inner = _inside(place, info.filename)
+            if info.filename.endswith("/") or not _is_read(info.filename, inner):
                 continue
             if info.flag_bits & 1:
-                place.bad(f"{shown(info.filename)} is encrypted", reason="encrypted", line=None, fix="unpack it")
+                inner.bad("encrypted", reason="encrypted", line=None, fix="decrypt it")
                 continue
             with guarded(_zip_chunks(archive, info), "zip data", budget) as member:
-                yield Member(info.filename, member)
+                yield Member(info.filename, inner, member)
 
 
 def _tar_members(stream: io.BufferedReader, place: Place) -> Iterator[Member]:
@@ -85,12 +93,16 @@ def _tar_members(stream: io.BufferedReader, place: Place) -> Iterator[Member]:
                     raise Unreadable(f"a tar file of more than {MAX_MEMBERS:,} members")
                 if info.isdir():
                     continue
+                inner = _inside(place, info.name)
                 if not info.isreg() or info.issparse():
-                    place.skip("not a regular file", None)
+                    inner.skip("not a regular file", None)
                     continue
-                file = archive.extractfile(info) if _is_read(info.name, place) else None
+                file = archive.extractfile(info) if _is_read(info.name, inner) else None
                 if file is not None:
-                    yield Member(info.name, guarded(_tar_chunks(file, info.size), "tar data", None))
+                    yield Member(info.name, inner, guarded(_tar_chunks(file, info.size), "tar data", None))
+        # The checksum of a compressed archive comes last.
+        while stream.read(CHUNK):
+            pass
     except (tarfile.TarError, EOFError, ValueError) as error:
         if isinstance(error, Unreadable):
             raise
@@ -98,11 +110,19 @@ def _tar_members(stream: io.BufferedReader, place: Place) -> Iterator[Member]:
 
 
 class _Header(tarfile.TarInfo):
-    """A header whose extension records, which tarfile reads whole, have a sane size."""
+    """A header that is whole, and whose extension records, which tarfile reads at once, have a sane size.
+
+    tarfile itself takes a damaged header after the first, or the end of the file, for the end of the archive.
+    """
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
-        header = super().frombuf(buf, encoding, errors)
+        if len(buf) == tarfile.BLOCKSIZE and not any(buf):
+            return super().frombuf(buf, encoding, errors)
+        try:
+            header = super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            raise Unreadable(f"a tar file that is damaged or has no end mark: {error}") from None
         if header.type in _LONG_HEADERS and header.size > MAX_TAR_HEADER:
             raise Unreadable(f"a tar header of {header.size:,} bytes; the largest that is read has {MAX_TAR_HEADER:,}")
         return header
@@ -130,7 +150,10 @@ def _zip_chunks(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Iterator[byt
 def _tar_chunks(file: IO[bytes], size: int) -> Iterator[bytes]:
     left = size
     while left:
-        chunk = file.read(min(left, CHUNK))
+        try:
+            chunk = file.read(min(left, CHUNK))
+        except tarfile.ReadError:
+            chunk = b""
         if not chunk:
             raise EOFError
         left -= len(chunk)

@@ -24,7 +24,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 def read_html(stream: io.BufferedReader, place: Place) -> Texts:
     """The page as one document."""
     refuse_binary(stream)
-    data = whole(stream, place.config, "a page")
+    data = whole(stream, place, "a page")
     mark, encoding = byte_order_mark(data)
     if encoding is not None:
         text = decode(data[len(mark) :], (encoding,)) if encoding == "utf-8" else _by_mark(data[len(mark) :], encoding)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from cyberslm.data.readers.place import BAD_RECORD, Place, Texts, Unreadable
 from cyberslm.data.readers.records import record_texts
-from cyberslm.data.readers.text import Passage, lines, passages, too_long
+from cyberslm.data.readers.text import Passage, lines, passages
 
 TOO_DEEP = "not JSON that can be read: a number too long or nesting too deep"
 SPACE = " \t\n\r"
@@ -39,6 +39,8 @@ def read_jsonl(stream: io.BufferedReader, place: Place) -> Texts:
 def read_json(stream: io.BufferedReader, place: Place) -> Texts:
     """The records of arrays and the values between them."""
     window = _Window(passages(stream, place), place)
+    if not window.next():
+        place.skip("empty", 1)
     while char := window.next():
         if char != "[":
             record, line = window.value()
@@ -125,5 +127,5 @@ class _Window:
                 break
         self._text = "".join(parts)
         if len(parts[0]) > self._place.config.max_document_bytes:
-            raise Unreadable(too_long("a record", self._place), line=line)
+            raise self._place.too_long("a record", line)
         return size > 0

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 BAD_RECORD = "bad record"
 DAMAGED = "damaged or cut short"
 NO_TEXT = "binary or not UTF-8"
+TOO_LONG = "longer than data.max_document_bytes"
 
 
 Texts = Iterator[tuple[str, int]]
@@ -43,6 +44,10 @@ class Place:
     name: str
     config: DataConfig
     counts: Counts
+
+    def too_long(self, what: str, line: int | None = None) -> Unreadable:
+        limit = self.config.max_document_bytes
+        return Unreadable(f"{what} of more than {limit:,} bytes, data.max_document_bytes", reason=TOO_LONG, line=line)
 
     def at(self, line: int | None) -> str:
         return self.name if line is None else f"{self.name}:{line}"

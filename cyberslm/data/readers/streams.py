@@ -8,6 +8,7 @@ file and pays for every byte that any of its layers expands to, so that nesting 
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import io
 import lzma
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from cyberslm.data.readers.formats import Compression
-from cyberslm.data.readers.place import Unreadable
+from cyberslm.data.readers.place import Place, Unreadable
 from cyberslm.errors import DataError
 
 if TYPE_CHECKING:
@@ -81,14 +82,11 @@ def guarded(chunks: Iterator[bytes], what: str, budget: Budget | None) -> io.Buf
     return io.BufferedReader(_Guarded(chunks, what, budget), CHUNK)
 
 
-def whole(stream: io.BufferedReader, config: DataConfig, what: str) -> bytes:
+def whole(stream: io.BufferedReader, place: Place, what: str) -> bytes:
     """All bytes of a stream that must be held in memory; Unreadable when they are more than a document may have."""
-    data = stream.read(config.max_document_bytes + 1)
-    if len(data) > config.max_document_bytes:
-        raise Unreadable(
-            f"{what} of more than {config.max_document_bytes:,} bytes, the limit of data.max_document_bytes",
-            reason="larger than data.max_document_bytes",
-        )
+    data = stream.read(place.config.max_document_bytes + 1)
+    if len(data) > place.config.max_document_bytes:
+        raise place.too_long(what)
     return data
 
 
@@ -131,13 +129,18 @@ class _Guarded(io.RawIOBase):
         except EOFError:
             self._failure = Unreadable(f"the {self._what} end in the middle")
             return False
-        except (zlib.error, lzma.LZMAError, NotImplementedError, RuntimeError) as error:
+        except NotImplementedError:
+            self._failure = Unreadable(f"the {self._what} are packed by a method that is not read")
+            return False
+        except (zlib.error, lzma.LZMAError) as error:
             self._failure = Unreadable(f"the {self._what} are damaged: {error}")
             return False
         except OSError as error:
-            if error.errno is not None:
+            # What bz2, gzip (which quotes the data) and Zstandard raise has no number; EINVAL is a place that an
+            # archive names and that can't be; anything else is the disk.
+            if error.errno not in (None, errno.EINVAL):
                 raise
-            self._failure = Unreadable(f"the {self._what} are damaged: {error}")
+            self._failure = Unreadable(f"the {self._what} are damaged")
             return False
         self._held = memoryview(chunk)
         return bool(chunk)

@@ -16,7 +16,7 @@ from cyberslm.data.readers.place import BAD_RECORD, NO_TEXT, Place, Texts, Unrea
 from cyberslm.data.readers.plain import refuse_binary
 from cyberslm.data.readers.records import record_texts, wanted_fields
 from cyberslm.data.readers.streams import whole
-from cyberslm.data.readers.text import passages, too_long
+from cyberslm.data.readers.text import passages
 from cyberslm.errors import DataError
 
 PARQUET_ROWS = 64
@@ -50,6 +50,9 @@ def _rows(stream: io.BufferedReader, place: Place, *, separators: str) -> Texts:
         try:
             row = _next(reader, place.config.max_document_bytes)
         except csv.Error as error:
+            if "field limit" in str(error):
+                # Inside a cell nothing tells where the next row begins.
+                raise place.too_long("a cell", line) from None
             place.bad(f"not CSV: {error}", reason=BAD_RECORD, line=line)
             continue
         if row is None:
@@ -76,7 +79,7 @@ def _next(reader: Iterator[list[str]], limit: int) -> list[str] | None:
 def _lines(stream: io.BufferedReader, place: Place) -> Iterator[str]:
     for passage in passages(stream, place):
         if passage.torn:
-            raise Unreadable(too_long("a line", place), line=passage.line)
+            raise place.too_long("a line", passage.line)
         for text in passage.text.removesuffix("\n").split("\n"):
             yield text + "\n"
 
@@ -88,7 +91,7 @@ def read_parquet(stream: io.BufferedReader, place: Place) -> Texts:
         from pyarrow import parquet
     except ImportError:
         raise DataError("reading Parquet needs pyarrow: pip install 'cyberslm[data]'") from None
-    source = stream if stream.seekable() else io.BytesIO(whole(stream, place.config, "a Parquet file in another file"))
+    source = stream if stream.seekable() else io.BytesIO(whole(stream, place, "a Parquet file in another file"))
     row = 0
     try:
         file = parquet.ParquetFile(source)

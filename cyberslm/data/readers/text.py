@@ -74,7 +74,7 @@ def lines(stream: io.BufferedReader, place: Place) -> Iterator[Line]:
     for passage in passages(stream, place):
         if passage.torn:
             if not torn:
-                yield Line("", passage.line, too_long("a line", place))
+                yield Line("", passage.line, place.too_long("a line").problem)
             torn = True
             continue
         texts = passage.text.split("\n")
@@ -84,10 +84,6 @@ def lines(stream: io.BufferedReader, place: Place) -> Iterator[Line]:
         for number, text in enumerate(texts[torn:], passage.line + torn):
             yield Line(text, number, passage.problem)
         torn = False
-
-
-def too_long(what: str, place: Place) -> str:
-    return f"{what} of more than {place.config.max_document_bytes:,} bytes, the limit of data.max_document_bytes"
 
 
 def unix(text: str) -> str:
@@ -154,7 +150,7 @@ class _Judge:
         except UnicodeDecodeError as error:
             if not self._encodings or nul < 0:
                 at = error.start
-        return NO_TEXT if self._offset is None else f"{NO_TEXT} at byte {self._offset + at}"
+        return "a NUL character" if self._offset is None else f"{NO_TEXT} at byte {self._offset + at}"
 
 
 def _chunks(stream: io.BufferedReader) -> Iterator[bytes]:
