@@ -162,6 +162,7 @@ def describe(prepared: Prepared) -> Iterator[str]:
             f"data: {name}: {read}"
             + (f"; skipped: {', '.join(notes)}" if notes else "")
             + (f"; {mended:,} lone surrogates read as U+FFFD" if mended else "")
+            + (f"; {counts['cuts']:,} cuts in documents beyond data.max_document_bytes" if counts["cuts"] else "")
         )
     for name, store in (("train", prepared.train), ("validation", prepared.validation)):
         if store is not None:

@@ -11,8 +11,8 @@ import codecs
 from collections.abc import Iterable
 from functools import lru_cache
 
-# Beside ASCII itself, what escape-driven codecs would read as something else.
-_PROBE = bytes(range(128)) + rb"\n\x41 +AGE- a-b. ~{"
+_ASCII = bytes(range(128))
+_REFUSED = frozenset({"idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape"})
 _SHIFTING = ("iso2022", "utf-16", "utf-32")
 _NAME_CHARS = 40
 
@@ -41,7 +41,9 @@ def decode_declared(data: bytes, declared: str | None, encodings: Iterable[str])
 def keeps_ascii(name: str) -> bool:
     """Whether a codec is known and reads every ASCII byte as itself."""
     try:
-        return len(name) <= _NAME_CHARS and _PROBE.decode(name) == _PROBE.decode("ascii")
+        if len(name) > _NAME_CHARS or codecs.lookup(name).name in _REFUSED:
+            return False
+        return _ASCII.decode(name) == _ASCII.decode("ascii")
     except (LookupError, ValueError):
         return False
 

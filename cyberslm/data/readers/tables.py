@@ -41,9 +41,7 @@ def _rows(stream: io.BufferedReader, place: Place, *, separators: str) -> Texts:
     first = next(lines, "")
     bare = _QUOTED.sub("", first)
     separator = max(separators, key=bare.count)
-    header = next(csv.reader([first], delimiter=separator), [])
-    if _BAD.search(first) or not any(header) or len(set(header)) < len(header):
-        raise Unreadable("the first line is no header: it must hold a different name for each column", line=1)
+    header = _header(first, separator)
     reader = csv.reader(lines, delimiter=separator, strict=True)
     while True:
         line = reader.line_num + 2
@@ -65,6 +63,16 @@ def _rows(stream: io.BufferedReader, place: Place, *, separators: str) -> Texts:
             place.bad(f"{len(row)} cells where the header has {len(header)}", reason=BAD_RECORD, line=line)
         else:
             yield from record_texts(dict(zip(header, row, strict=True)), line, place)
+
+
+def _header(first: str, separator: str) -> list[str]:
+    try:
+        header = next(csv.reader([first], delimiter=separator, strict=True), [])
+    except csv.Error:
+        header = []
+    if _BAD.search(first) or not any(header) or len(set(header)) < len(header):
+        raise Unreadable("the first line is no header: it must hold a different name for each column", line=1)
+    return header
 
 
 def _next(reader: Iterator[list[str]], limit: int) -> list[str] | None:

@@ -117,13 +117,13 @@ class _Judge:
         self._offset = offset
 
     def passages(self, block: bytes, line: int, torn: bool) -> Iterator[Passage]:  # noqa: FBT001
-        text = self._text(block)
+        text = self._text(block, ())
         if text is not None:
             yield self._passed(block, Passage(text, line, len(block), None, torn))
             return
         for match in _RAW_LINE.finditer(block):
             raw = match[0]
-            text = self._text(raw)
+            text = self._text(raw, self._encodings)
             problem = self._problem(raw) if text is None else None
             shown = unix(raw.decode("utf-8", "surrogateescape")) if text is None else text
             yield self._passed(raw, Passage(shown, line, len(raw), problem, torn))
@@ -134,12 +134,12 @@ class _Judge:
             self._offset += len(raw)
         return passage
 
-    def _text(self, raw: bytes) -> str | None:
+    def _text(self, raw: bytes, encodings: tuple[str, ...]) -> str | None:
         if b"\0" in raw:
             return None
         if self._offset is None:
             return unix(raw.decode("utf-8", "surrogatepass"))
-        text = decode(raw, self._encodings)
+        text = decode(raw, encodings)
         return None if text is None else unix(text)
 
     def _problem(self, raw: bytes) -> str:
