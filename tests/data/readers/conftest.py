@@ -6,15 +6,14 @@ import bz2
 import gzip
 import lzma
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from reading import documents_and_counts
 
 from cyberslm.data.config import DataConfig
 from cyberslm.data.counts import Counts
 from cyberslm.data.inputs import find_inputs
-from cyberslm.data.sources import read_documents
 
 
 class Read(NamedTuple):
@@ -45,15 +44,10 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Reader:
     def read_file(name: str, content: str | bytes, **options: object) -> Read:
         path = tmp_path_factory.mktemp("in") / name
         path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return read_path(path, **options)
+        config = DataConfig(sources=(str(path),), **options)  # type: ignore[arg-type]
+        (file,) = find_inputs(config.sources, key="data.sources").files
+        found, counts = documents_and_counts(file, config)
+        names = [document.source.removeprefix(f"{path.parent}/") for document in found]
+        return Read([document.text for document in found], [document.line for document in found], names, counts)
 
     return read_file
-
-
-def read_path(path: Path, **options: object) -> Read:
-    config = DataConfig(sources=(str(path),), **options)  # type: ignore[arg-type]
-    counts = Counts()
-    (file,) = find_inputs(config.sources, key="data.sources").files
-    found = list(read_documents(file, config, counts))
-    names = [document.source.removeprefix(f"{path.parent}/") for document in found]
-    return Read([document.text for document in found], [document.line for document in found], names, counts)

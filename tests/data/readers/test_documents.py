@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from packed import tar_of, zip_of
+from reading import documents_and_counts
 
 from cyberslm.data.config import DataConfig
 from cyberslm.data.corpus import Corpus
 from cyberslm.data.counts import Counts
 from cyberslm.data.inputs import InputFile, find_inputs
-from cyberslm.data.sources import Document, read_documents
+from cyberslm.data.sources import read_documents
 from cyberslm.errors import DataError
 
 
@@ -29,11 +30,6 @@ def files_of(folder: Path) -> list[InputFile]:
     return find_inputs([str(folder)], key="data.sources").files
 
 
-def documents_and_counts(file: InputFile, config: DataConfig) -> tuple[list[Document], Counts]:
-    counts = Counts()
-    return list(read_documents(file, config, counts)), counts
-
-
 def test_files_read_in_worker_processes_give_what_one_process_reads(tmp_path, compress):
     (tmp_path / "a.txt").write_bytes(b"one\n\ntwo \xff\n\nthree")
     (tmp_path / "b.jsonl.gz").write_bytes(compress[".gz"](b'{"text": "x\\ud800"}\n{}\n'))
@@ -42,7 +38,7 @@ def test_files_read_in_worker_processes_give_what_one_process_reads(tmp_path, co
     config = DataConfig(sources=(str(tmp_path),), txt_unit="paragraph", on_bad_input="skip")
     files = files_of(tmp_path)
     alone = [documents_and_counts(file, config) for file in files]
-    with ProcessPoolExecutor(2, mp_context=get_context("fork")) as pool:
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         shared = list(pool.map(documents_and_counts, files, [config] * len(files)))
     assert shared == alone
     together, merged = Counts(), Counts()
@@ -51,7 +47,7 @@ def test_files_read_in_worker_processes_give_what_one_process_reads(tmp_path, co
     for _, counts in shared:
         merged.merge(counts)
     assert merged == together
-    assert merged.skipped.total() > 4
+    assert merged.skipped.total() >= 4
 
 
 def test_a_file_that_cannot_be_read_is_an_error_or_a_counted_skip(tmp_path, monkeypatch):
