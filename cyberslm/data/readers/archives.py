@@ -19,6 +19,7 @@ from typing import IO, NamedTuple
 from cyberslm.data.readers.formats import ARCHIVES, Format, named_format, why_not_read
 from cyberslm.data.readers.place import Place, Unreadable, printable_text
 from cyberslm.data.readers.streams import CHUNK, Budget, guarded
+from cyberslm.errors import DataError
 
 MAX_MEMBERS = 1_000_000
 MAX_DIRECTORY_BYTES = 1 << 26
@@ -63,8 +64,8 @@ def _zip_members(stream: io.BufferedReader, place: Place, budget: Budget) -> Ite
         raise Unreadable(f"a zip directory of {size:,} bytes; the largest that is read has {MAX_DIRECTORY_BYTES:,}")
     try:
         archive = zipfile.ZipFile(stream)
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
-        raise Unreadable(f"a damaged zip file: {error}") from None
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, struct.error) as error:
+        raise Unreadable(f"a damaged zip file: {type(error).__name__}") from None
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
@@ -83,7 +84,7 @@ def _zip_members(stream: io.BufferedReader, place: Place, budget: Budget) -> Ite
 
 def _tar_members(stream: io.BufferedReader, place: Place) -> Iterator[Member]:
     try:
-        with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK, tarinfo=_Header) as archive:
+        with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header) as archive:
             number = 0
             for info in archive:
                 # The archive would remember every member.
@@ -103,9 +104,9 @@ def _tar_members(stream: io.BufferedReader, place: Place) -> Iterator[Member]:
         # The checksum of a compressed archive comes last.
         while stream.read(CHUNK):
             pass
+    except DataError:
+        raise
     except (tarfile.TarError, EOFError, ValueError) as error:
-        if isinstance(error, Unreadable):
-            raise
         raise Unreadable(f"a damaged tar file: {error}") from None
 
 
@@ -143,8 +144,8 @@ def _zip_chunks(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Iterator[byt
         with archive.open(info) as file:
             while chunk := file.read(CHUNK):
                 yield chunk
-    except zipfile.BadZipFile as error:
-        raise Unreadable(f"the zip data are damaged: {error}") from None
+    except (zipfile.BadZipFile, struct.error, UnicodeDecodeError) as error:
+        raise Unreadable(f"the zip data are damaged: {type(error).__name__}") from None
 
 
 def _tar_chunks(file: IO[bytes], size: int) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Byte streams that can be trusted with: decompressed on the fly, in bounded memory, up to a bounded size.
+"""Byte streams that can be trusted: decompressed on the fly, in bounded memory, up to a bounded size.
 
 ``inflate`` and ``guarded`` give an ordinary ``io.BufferedReader`` that can't seek. Whatever a damaged, cut or hostile
 stream does surfaces as ``Unreadable``, after the bytes before it were delivered. One ``Budget`` belongs to one input

@@ -114,7 +114,9 @@ def read_parquet(stream: io.BufferedReader, place: Place) -> Texts:
                 row += 1
                 filled = {name: "" if value is None else value for name, value in record.items()}
                 yield from record_texts(filled, row, place)
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+    except DataError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise Unreadable(f"damaged Parquet after row {row}: {type(error).__name__}", line=row + 1) from None

@@ -26,7 +26,6 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 _RAW_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
-_SPACE_SPAN = 1 << 12
 
 
 class Passage(NamedTuple):
@@ -60,7 +59,7 @@ def passages(stream: io.BufferedReader, place: Place) -> Iterator[Passage]:
     line = 1
     try:
         for block, torn in _blocks(chunks, place.config.max_document_bytes):
-            for passage in judge.passages(block, line, torn):
+            for passage in judge.passages(block, line, torn=torn):
                 yield passage
                 line += passage.text.count("\n")
     except Unreadable as error:
@@ -98,14 +97,7 @@ def byte_order_mark(head: bytes) -> tuple[bytes, str | None]:
 
 def pieces(text: str, limit: int) -> Iterator[str]:
     """The text cut into parts of at most ``limit`` UTF-8 bytes: after a line's end, or else a space, or anywhere."""
-    data = text.encode()
-    start = 0
-    while len(data) - start > limit:
-        end = start + limit
-        at = data.rfind(b"\n", start, end) + 1 or data.rfind(b" ", start, end) + 1 or _character_border(data, end)
-        yield data[start:at].decode()
-        start = at
-    yield data[start:].decode()
+    return (part.decode() for part in _parts(text.encode(), limit))
 
 
 class _Judge:
@@ -116,7 +108,7 @@ class _Judge:
         # None for UTF-16 and UTF-32, which arrive here as UTF-8, so that offsets say nothing.
         self._offset = offset
 
-    def passages(self, block: bytes, line: int, torn: bool) -> Iterator[Passage]:  # noqa: FBT001
+    def passages(self, block: bytes, line: int, *, torn: bool) -> Iterator[Passage]:
         text = self._text(block, ())
         if text is not None:
             yield self._passed(block, Passage(text, line, len(block), None, torn))
@@ -143,14 +135,15 @@ class _Judge:
         return None if text is None else unix(text)
 
     def _problem(self, raw: bytes) -> str:
-        nul = raw.find(b"\0")
-        at = len(raw) if nul < 0 else nul
+        """The first byte that is no UTF-8 text."""
+        if self._offset is None:
+            return "a NUL character"
+        at = raw.find(b"\0")
         try:
-            raw[:at].decode("utf-8", "strict" if self._offset is not None else "surrogatepass")
+            raw[: at if at >= 0 else None].decode()
         except UnicodeDecodeError as error:
-            if not self._encodings or nul < 0:
-                at = error.start
-        return "a NUL character" if self._offset is None else f"{NO_TEXT} at byte {self._offset + at}"
+            at = error.start
+        return f"{NO_TEXT} at byte {self._offset + at}"
 
 
 def _chunks(stream: io.BufferedReader) -> Iterator[bytes]:
@@ -185,22 +178,21 @@ def _blocks(chunks: Iterator[bytes], limit: int) -> Iterator[tuple[bytes, bool]]
         held.append(chunk[at:])
         size += len(chunk) - at
         if size > limit:
-            *parts, last = _torn(b"".join(held), limit)
+            *parts, last = _parts(b"".join(held), limit)
             yield from ((part, True) for part in parts)
             held, size = [last], len(last)
     if size:
         yield b"".join(held), False
 
 
-def _torn(line: bytes, limit: int) -> Iterator[bytes]:
-    """Parts of at most ``limit`` bytes, cut after a space near their end if there is one; the last may end with CR."""
+def _parts(data: bytes, limit: int) -> Iterator[bytes]:
     start = 0
-    while len(line) - start > limit:
+    while len(data) - start > limit:
         end = start + limit
-        at = line.rfind(b" ", max(start, end - _SPACE_SPAN), end) + 1 or _character_border(line, end)
-        yield line[start:at]
+        at = data.rfind(b"\n", start, end) + 1 or data.rfind(b" ", start, end) + 1 or _character_border(data, end)
+        yield data[start:at]
         start = at
-    yield line[start:]
+    yield data[start:]
 
 
 def _character_border(data: bytes, end: int) -> int:
