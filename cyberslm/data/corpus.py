@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from cyberslm.data.config import DataConfig
-from cyberslm.data.inputs import InputFile, Inspection, find_inputs, inspect
-from cyberslm.data.sources import Counts, copy_digest, is_validation, read_documents
+from cyberslm.data.counts import Counts
+from cyberslm.data.inputs import InputFile, find_inputs, hash_file, printable
+from cyberslm.data.sources import Document, copy_digest, is_validation, read_documents
 from cyberslm.errors import DataError
 
 Split = Literal["train", "validation"]
@@ -35,7 +36,7 @@ class Piece(NamedTuple):
 
 
 class Corpus:
-    """Inspected files and the documents in them; raises DataError for what can't be read."""
+    """Hashed files and the documents in them; raises DataError for what can't be read."""
 
     def __init__(self, config: DataConfig, progress: Progress) -> None:
         if not config.sources:
@@ -47,14 +48,12 @@ class Corpus:
         self._passed_over = validation.passed_over | train.passed_over
         self._progress = progress
         self._total = sum(file.size for file in self.files)
-        self._inspections: dict[Path, Inspection] = {}
+        self._hashes: dict[Path, str | None] = {}
         for file, _ in self._tracked("hash"):
-            if file.path not in self._inspections:
-                self._inspections[file.path] = inspect(file)
+            if file.path not in self._hashes:
+                self._hashes[file.path] = self._hash(file)
         self._held_out = {
-            copy_digest(document.text)
-            for file in validation.files
-            for document in read_documents(file, self._inspections[file.path], config, Counts())
+            copy_digest(document.text) for file in validation.files for document in self._documents(file, Counts())
         }
 
     def training_texts(self) -> Iterator[str]:
@@ -69,7 +68,7 @@ class Corpus:
         """Every document that is kept, each counted under its source."""
         for file, done in self._tracked(stage):
             count, seen, told = counts[file.key], 0, 0
-            for document in read_documents(file, self._inspections[file.path], self.config, count):
+            for document in self._documents(file, count):
                 text_bytes = len(document.text.encode())
                 seen += text_bytes
                 if seen - told >= PROGRESS_BYTES:
@@ -116,14 +115,28 @@ class Corpus:
     def file_facts(self) -> Iterator[dict[str, object]]:
         """One plain record for each file that is read."""
         for file in self.files:
-            digest = self._inspections[file.path].sha256
             yield {
                 "source": file.key,
                 "path": file.name,
                 "size": file.size,
                 "mtime_ns": file.mtime_ns,
-                "sha256": digest,
+                "sha256": self._hashes[file.path],
             }
+
+    def _hash(self, file: InputFile) -> str | None:
+        """None for a file that can't be read and, by ``on_bad_input``, need not be."""
+        try:
+            return hash_file(file)
+        except DataError:
+            if self.config.on_bad_input == "error":
+                raise
+            return None
+
+    def _documents(self, file: InputFile, counts: Counts) -> Iterator[Document]:
+        if self._hashes[file.path] is None:
+            counts.skip("unreadable", printable(file.path))
+            return
+        yield from read_documents(file, self.config, counts)
 
     def _split(self, file: InputFile, text: str) -> Split | None:
         if file.key.startswith("data.validation"):

@@ -22,9 +22,9 @@ from typing import Any
 
 from cyberslm.data.config import DataConfig
 from cyberslm.data.corpus import Corpus, Piece, Progress, Split
-from cyberslm.data.inputs import find_inputs, inspect, printable
+from cyberslm.data.counts import Counts
+from cyberslm.data.inputs import find_inputs, hash_file, printable
 from cyberslm.data.shards import MIN_TOKENS, PREPARE_AGAIN, SUFFIX, ShardWriter, TokenStore
-from cyberslm.data.sources import Counts
 from cyberslm.errors import DataError, IntegrityError, StorageError
 from cyberslm.files import publish, read_manifest, sha256_file
 from cyberslm.text.tokenizer import Tokenizer, load_tokenizer
@@ -241,7 +241,7 @@ def _changed_file(folder: Path, config: DataConfig) -> str | None:
             if facts is None:
                 return f"{printable(file.path)} is new"
             touched = file.mtime_ns != facts["mtime_ns"]
-            if file.size != facts["size"] or (touched and inspect(file).sha256 != facts["sha256"]):
+            if file.size != facts["size"] or (touched and hash_file(file) != facts["sha256"]):
                 return f"{printable(file.path)} has changed"
     except DataError as error:
         return str(error)

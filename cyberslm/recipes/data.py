@@ -138,7 +138,7 @@ class TextCount(NamedTuple):
 def count_text(source: Path) -> TextCount:
     """How much readable text a file or folder holds."""
     found = find_inputs([str(source)], key="TEXT").files
-    return TextCount(len(found), sum(not file.is_jsonl for file in found), sum(file.size for file in found))
+    return TextCount(len(found), sum(file.named_format == "text" for file in found), sum(file.size for file in found))
 
 
 def write_tokenizer(run: TrainRun, folder: Path | None, say: Say) -> Path:
@@ -162,6 +162,7 @@ def describe(prepared: Prepared) -> Iterator[str]:
             f"data: {name}: {read}"
             + (f"; skipped: {', '.join(notes)}" if notes else "")
             + (f"; {mended:,} lone surrogates read as U+FFFD" if mended else "")
+            + (f"; {counts['cuts']:,} cuts in documents beyond data.max_document_bytes" if counts["cuts"] else "")
         )
     for name, store in (("train", prepared.train), ("validation", prepared.validation)):
         if store is not None:

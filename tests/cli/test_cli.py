@@ -246,7 +246,7 @@ def test_bad_json_line_is_fatal_with_its_place_or_counted(call: Cli, make_run: M
     said = call("train", path)
     assert said.code == 2
     assert "more.jsonl:21" in said.err
-    said = call("train", path, "data.on_bad_line=skip")
+    said = call("train", path, "data.on_bad_input=skip")
     assert said.code == 0
     assert "skipped: 1 " in said.err
 

@@ -165,6 +165,7 @@ def test_the_manifest_counts_each_source_and_lists_each_file(tmp_path, byte_toke
         "bytes": 5,
         "tokens": 7,
         "mended_surrogates": 0,
+        "cuts": 0,
         "skipped": {"empty": 1, "extension .png": 1},
         "first_skipped": {"empty": str(tmp_path / "one/empty.txt:1")},
     }
@@ -420,7 +421,7 @@ def corpus(tmp_path, byte_tokenizer, write) -> Iterator[tuple[Path, DataConfig]]
 
 
 def test_unchanged_data_are_reused_without_hashing(corpus, monkeypatch):
-    monkeypatch.setattr(module, "inspect", None)
+    monkeypatch.setattr(module, "hash_file", None)
     assert stale(*corpus, SETTINGS) is None
 
 
@@ -436,7 +437,7 @@ def test_paths_and_threads_do_not_make_data_stale(tmp_path, corpus):
         ({"validation_fraction": 0.5}, r"data\.validation_fraction was 0\.0 and is now 0\.5"),
         ({"txt_unit": "line"}, r"data\.txt_unit was 'file' and is now 'line'"),
         ({"text_field": "body"}, r"data\.text_field"),
-        ({"on_bad_line": "skip"}, r"data\.on_bad_line"),
+        ({"on_bad_input": "skip"}, r"data\.on_bad_input"),
         ({"shard_tokens": 5}, r"data\.shard_tokens"),
     ],
 )
