@@ -62,9 +62,9 @@ class RedactConfig:
     """Which values leave the text and what stands in their place."""
 
     private_keys: Policy = "remove"
-    """PEM and PuTTY private keys: keep, pseudonymise (a stand-in of the same kind) or remove (a marker, [redacted:jwt])."""
+    """PEM and PuTTY private keys: keep, pseudonymise (a stand-in of the same shape) or remove (a marker is left)."""
     tokens: Policy = "remove"
-    """Keys and tokens of services, bearer tokens, JWTs, and secrets assigned to names such as api_key or client_secret."""
+    """Keys and tokens of services, bearer tokens, JWTs, and secrets assigned to names such as api_key."""
     passwords: Policy = "remove"
     """Passwords in URLs, connection strings, settings, log lines, command lines and sentences."""
     cards: Policy = "pseudonymise"
@@ -82,13 +82,13 @@ class RedactConfig:
     macs: Policy = "pseudonymise"
     """MAC addresses; the stand-in is locally administered and begins with 0a:5c."""
     internal_hosts: Policy = "pseudonymise"
-    """Host names below internal_domains, .internal, .local and their like, in UNC paths, syslog headers and host= fields."""
+    """Names below internal_domains, .internal, .local and their like, in UNC paths, syslog headers, host= fields."""
     public_ips: Policy = "keep"
     """All other routable addresses; they are indicators, so they are kept unless this says otherwise."""
     public_domains: Policy = "keep"
     """Host names in URLs and mail addresses that are not internal; they are indicators as well."""
     key_file: PathStr | None = None
-    """File of at least 16 secret bytes that makes pseudonyms equal over runs; null draws a key that lives for one run."""
+    """File of 16 or more secret bytes that makes pseudonyms equal over runs; null draws a key for one run."""
     internal_domains: tuple[str, ...] = ()
     """Domains of the organisation, such as corp.acme.com; they and all names below them are internal hosts."""
     internal_host_names: tuple[str, ...] = ()

@@ -16,7 +16,8 @@ from cyberslm.data.redact.scan import MARKER_HEAD, Scan, Span, words
 
 _ANCHORS = ("pass", "pwd", "secret", "token", "key", "credential", "identified by")
 _NAME = re.compile(
-    r"(?P<password>passwords?|pass(?:wrd|wd|phrase|code)?|pwd)|(?P<token>secrets?|token|credentials?|key)|identified by",
+    r"(?P<password>passwords?|pass(?:wrd|wd|phrase|code)?|pwd)|(?P<token>secrets?|token|credentials?|key)"
+    r"|identified by",
     re.I,
 )
 _BEFORE = re.compile(r"[\w.-]{0,40}")
@@ -24,15 +25,15 @@ _TAIL = re.compile(r"[\w-]{0,30}", re.A)
 _TAIL_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _KEY_KINDS = tuple(
     words(
-        "api access account secret private encryption encrypt signing sign auth service client master shared storage hmac"
-        " license app application consumer session subscription webhook ssh deploy token"
+        "api access account secret private encryption encrypt signing sign auth service client master shared storage"
+        " hmac license app application consumer session subscription webhook ssh deploy token"
     )
 )
 _PASS_COMPOUNDS = ("db", "user", "pg", "ssh", "root", "admin", "smtp", "my", "mysql", "redis", "ldap", "ftp", "require")
 _NOT_TOKENS = tuple(
     words(
-        "max min num next prev total prompt completion input output new stop pad bos eos unk mask page sync continuation"
-        " cancellation special per count of"
+        "max min num next prev total prompt completion input output new stop pad bos eos unk mask page sync"
+        " continuation cancellation special per count of"
     )
 )
 # Words after the name that make it something about a secret, such as password_policy or tokenizer.
@@ -97,7 +98,7 @@ _STATES = words(
     "always manager management spraying hash hashes hashing cracking reuse rotation guessing attack attacks based "
     "only login here below above publickey keyboard interactive varchar nvarchar readonly plaintext encrypted basic "
     "bearer digest success failed failure accepted rejected denied verify verified check checked ok set sent used "
-    "user users access file strong weak blank raise pass return continue break compromised leaked stolen exposed changed"
+    "user users access file strong weak blank raise pass return continue leaked stolen exposed changed"
 )
 
 

@@ -16,7 +16,7 @@ from cyberslm.data.redact.scan import Scan, Span, words
 _LOCAL = re.compile(r"[\w.%+'-]{0,63}\w")
 _MAIL_HOST = re.compile(r"(?:@|\[@\]|\(@\)|\[at\]|\(at\))(?P<host>[\w-]{1,63}(?:(?:\.|\[\.\]|\(\.\))[\w-]{1,63}){1,8})")
 # A password in a URL, not the local part of an address.
-_USER_INFO = re.compile(r"://[^\s/@]{0,140}:$")
+_USER_INFO = re.compile(r"://[^\s/@:]{0,80}:[^\s/@]{0,80}$")
 _FILE_ENDINGS = words("png jpg jpeg gif svg webp js ts css html json yaml yml toml xml py so dll exe whl gz zip md txt")
 _DOCUMENTATION = re.compile(r"(?:.*\.)?(?:example\.(?:com|org|net|edu)|example|test|invalid|localhost)")
 _PROTOCOL_HOSTS = frozenset({"openssh.com", "libssh.org"})
@@ -135,7 +135,8 @@ _NATIONAL = re.compile(
     re.A,
 )
 _KEYED_PHONE = re.compile(
-    r"(?:tel(?:ephone|efon)?|phone|mobile|cell|fax|sms|whatsapp)(?:[_ ]?(?:number|no|nr|num))?\.?[\"']?[ \t]{0,3}[=:>]{0,2}[ \t]{0,3}[\"']?"
+    r"(?:tel(?:ephone|efon)?|phone|mobile|cell|fax|sms|whatsapp)(?:[_ ]?(?:number|no|nr|num))?\.?[\"']?"
+    r"[ \t]{0,3}[=:>]{0,2}[ \t]{0,3}[\"']?"
     r"(?P<value>[+(]?\d(?:[ .()/-]{0,2}\d){6,14})(?![\w-]|\.\d)",
     re.I | re.A,
 )

@@ -130,28 +130,21 @@ class Redactor:
 
     def _replace(self, text: str, spans: Iterable[Span], *, whole: bool = False) -> tuple[str, list[_Edit]]:
         pieces, edits, at = [], [], 0
-        made: dict[tuple[str, str], str] = {}
+        made: dict[tuple[str, str, bool], str] = {}
         for span in spans:
             new = f"{MARKER_HEAD}{span.kind}]"
             if not whole and self.config.policy(span.kind) == "pseudonymise":
-                key = span.kind, text[span.start : span.end]
-                new = made[key] = made.get(key) or self._stand_in(*key)
+                key = span.kind, text[span.start : span.end], span.grown
+                new = made[key] = made.get(key) or self._stand_in(*key[:2], grown=span.grown)
             pieces += [text[at : span.start], new]
             edits.append(_Edit(span.start, span.end, len(new)))
             at = span.end
         return "".join([*pieces, text[at:]]), edits
 
-    def _stand_in(self, kind: str, value: str) -> str:
-        """A pseudonym; for a find that outgrew its kind by an overlap, one of the shape of a secret."""
+    def _stand_in(self, kind: str, value: str, *, grown: bool) -> str:
         seen = visible(value)
         plain = seen.text if seen else value
-        try:
-            new = self._pseudonyms.fake(kind, plain)
-            if self._pseudonyms.known(kind, new):
-                return new
-        except ValueError:
-            pass
-        return new if kind in ("card", "iban") and len(new) == len(plain) else self._pseudonyms.secret(plain)
+        return self._pseudonyms.secret(plain) if grown else self._pseudonyms.fake(kind, plain)
 
     def _findings(self, text: str, found: list[tuple[Span, str]]) -> Iterator[Finding]:
         line, at = 1, 0
@@ -205,9 +198,10 @@ def _settle(spans: list[Span]) -> list[Span]:
     best: list[Span] = []
     for span in sorted(spans):
         if settled and span.start < settled[-1].end:
+            start, end = settled[-1].start, max(settled[-1].end, span.end)
             best[-1] = min(best[-1], span, key=_rank)
-            last = settled[-1]
-            settled[-1] = Span(last.start, max(last.end, span.end), best[-1].kind)
+            grown = (start, end) != (best[-1].start, best[-1].end)
+            settled[-1] = Span(start, end, best[-1].kind, grown)
         else:
             settled.append(span)
             best.append(span)
@@ -215,7 +209,7 @@ def _settle(spans: list[Span]) -> list[Span]:
 
 
 def _place(seen: Visible, span: Span) -> Span:
-    return Span(seen.place(span.start), seen.place(span.end - 1) + 1, span.kind)
+    return span._replace(start=seen.place(span.start), end=seen.place(span.end - 1) + 1)
 
 
 def _changed_lines(text: str, edits: list[_Edit]) -> str:
@@ -246,7 +240,7 @@ def _original(span: Span, history: list[list[_Edit]]) -> Span:
     start, end = span.start, span.end
     for edits in reversed(history):
         start, end = _before(start, edits, last=False), _before(end, edits, last=True)
-    return Span(start, end, span.kind)
+    return span._replace(start=start, end=end)
 
 
 def _before(at: int, edits: list[_Edit], *, last: bool) -> int:

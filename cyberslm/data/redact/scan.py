@@ -24,11 +24,12 @@ MARKER_HEAD = "[redacted:"
 
 
 class Span(NamedTuple):
-    """A value of a kind at ``text[start:end]``."""
+    """A value of a kind at ``text[start:end]``; ``grown`` when an overlap made it more than one value of that kind."""
 
     start: int
     end: int
     kind: str
+    grown: bool = False
 
 
 class Scan:

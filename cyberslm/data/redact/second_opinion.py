@@ -36,7 +36,7 @@ def detectors() -> Callable[[Scan], Iterator[Span]]:
         )
     except ImportError as error:
         raise ConfigError(
-            "detect_secrets: the package detect-secrets is not installed; pip install 'cyberslm[data]', or set it to false"
+            "detect_secrets: detect-secrets is not installed; pip install 'cyberslm[data]', or set it to false"
         ) from error
     plugins = (
         *(artifactory.ArtifactoryDetector(), aws.AWSKeyDetector(), azure_storage_key.AzureStorageKeyDetector()),
