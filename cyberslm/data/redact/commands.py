@@ -61,8 +61,12 @@ def command_passwords(scan: Scan) -> Iterator[Span]:
     for anchors, pattern in _COMMANDS:
         for at in scan.anchors(anchors):
             found = pattern.match(scan.text, at)
-            if found and not found["value"].startswith(("-", "/", "*")) and not PLACEHOLDER.fullmatch(found["value"]):
-                yield Span(found.start("value"), found.end("value"), "command-password")
+            if found is None or PLACEHOLDER.fullmatch(found["value"]):
+                continue
+            start, end = found.span("value")
+            is_option = found["value"].startswith("-") and scan.text[start - 1].isspace()
+            if not is_option and not found["value"].startswith(("/", "*")):
+                yield Span(start, end, "command-password")
 
 
 def stored_passwords(scan: Scan) -> Iterator[Span]:

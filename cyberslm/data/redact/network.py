@@ -150,7 +150,7 @@ def mac_addresses(scan: Scan) -> Iterator[Span]:
 
 def internal_hosts(domains: Iterable[str], names: Iterable[str]) -> Callable[[Scan], Iterator[Span]]:
     """A rule that finds the host names of an organisation and those below private top-level domains."""
-    own = tuple(domain.lower() for domain in domains)
+    own = tuple(spelt for domain in domains for spelt in {domain.lower(), domain.lower().replace(".", "[.]")})
     bare = tuple(name.lower() for name in names)
 
     def find(scan: Scan) -> Iterator[Span]:
@@ -185,9 +185,12 @@ def _continues(text: str, end: int) -> bool:
 
 def _own_start(scan: Scan, at: int) -> int:
     """Where the name that ends in an own domain at ``at`` begins; -1 when another word ends in it."""
-    before = scan.text[at - 1 : at]
-    if before == ".":
-        return scan.back(at - 1, _LABELS, 254)
+    text = scan.text
+    dot = 1 if text.endswith(".", 0, at) else 3 if text.endswith("[.]", 0, at) else 0
+    start = scan.back(at - dot, _LABELS, 254) if dot else at
+    if dot and start < at - dot:
+        return start
+    before = text[max(0, at - 1) : at]
     return -1 if before.isalnum() or before in ("-", "_") else at
 
 

@@ -213,17 +213,18 @@ def _place(seen: Visible, span: Span) -> Span:
 
 
 def _changed_lines(text: str, edits: list[_Edit]) -> str:
-    """The lines of the new text that hold a replacement, joined."""
-    lines, shift, done = [], 0, -1
+    """The lines of the new text that hold a replacement, with a line to either side as rules may look there, joined."""
+    lines, shift, done = [], 0, 0
     for edit in edits:
         start, end = edit.start + shift, edit.start + shift + edit.size
         shift += edit.size - (edit.end - edit.start)
-        if start < done:
-            continue
-        first = text.rfind("\n", 0, start) + 1
-        done = text.find("\n", end)
-        done = len(text) if done < 0 else done
-        lines.append(text[first:done])
+        first = max(done, text.rfind("\n", 0, max(0, text.rfind("\n", 0, start))) + 1)
+        last = text.find("\n", max(end, done))
+        last = text.find("\n", last + 1) if last >= 0 else -1
+        last = len(text) if last < 0 else last
+        if last > done:
+            lines.append(text[first:last])
+            done = last
     return "\n".join(lines)
 
 

@@ -109,6 +109,13 @@ def test_findings_lie_in_the_original_in_order_on_their_lines(parts: list[str]) 
     assert [f.start for f in findings] == sorted(f.start for f in findings)
 
 
+def test_a_line_that_reads_otherwise_after_its_neighbour_changed_is_looked_at_again() -> None:
+    """A plus at the start of a line is a diff's only while the line above is; a removed PEM block ends that."""
+    text = "-----BEGIN PRIVATE KEY-----\n" + "A1b2" * 16 + "\n-----END PRIVATE KEY-----\n+33399458533"
+    once = REMOVE.redact(text).text
+    assert REMOVE.redact(once).text == once == "[redacted:private-key]\n[redacted:phone]"
+
+
 def test_line_numbers_hold_for_windows_line_ends() -> None:
     findings = DEFAULT.redact(f"a\r\nb\r\npassword={PASSWORD}\r\nx 10.1.2.3\r\n").findings
     assert [(f.kind, f.line) for f in findings] == [("password", 3), ("private-ipv4", 4)]
@@ -159,6 +166,13 @@ def test_policies_are_per_class() -> None:
 def test_allowed_values_stay() -> None:
     redactor = Redactor(RedactConfig(allow=("Soc@Vendor.com", "10.1.2.3")), KEY)
     assert redactor.redact("soc@vendor.com 10.1.2.3").text == "soc@vendor.com 10.1.2.3"
+
+
+def test_own_domains_are_found_defanged_and_at_their_end_only() -> None:
+    text = "web[.]acme[.]com acme.com .acme.com notacme.com acme.com.evil.ru"
+    assert REMOVE.redact(text).text == (
+        "[redacted:internal-host] [redacted:internal-host] .[redacted:internal-host] notacme.com acme.com.evil.ru"
+    )
 
 
 def test_given_host_names_go_as_whole_words() -> None:
