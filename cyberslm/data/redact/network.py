@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
-from cyberslm.data.redact.pseudonyms import PRIVATE_SUFFIXES, is_private, refang
+from cyberslm.data.redact.pseudonyms import PRIVATE_SUFFIXES, is_private, is_private4, refang
 from cyberslm.data.redact.scan import START, Scan, Span, find_all, words
 
 _DOT = r"(?:\.|\[\.\]|\(\.\))"
@@ -78,7 +78,7 @@ _NO_HOSTS = words(
 )
 _KEYED_HOST = re.compile(
     r"(?:host_?name|computer_?name|workstation(?:_?name)?|machine_?name|server_?name|src_?host|dst_?host|dest_?host|host)[\"']?"
-    r"[ \t]{0,3}[=:][ \t]{0,3}[\"']?(?P<host>[A-Za-z][\w-]{1,62})(?![\w.(-]|://)",
+    r"[ \t]{0,3}[=:][ \t]{0,3}[\"']?(?P<host>[A-Za-z][A-Za-z0-9-]{1,62})(?![\w.(-]|://)",
     re.I | re.A,
 )
 _URL_HOST = re.compile(r"://(?:[^\s/@\"'<>]{0,200}@)?(?P<host>[\w-]{1,63}(?:\.[\w-]{1,63}){1,8})")
@@ -86,44 +86,52 @@ _URL_HOST = re.compile(r"://(?:[^\s/@\"'<>]{0,200}@)?(?P<host>[\w-]{1,63}(?:\.[\
 
 def private_addresses(scan: Scan) -> Iterator[Span]:
     """Addresses of RFC 1918, fc00::/7 and fe80::/10."""
-    for start, end, address in _addresses(scan, private=True):
+    for start, end, number in _ipv4(scan, _IPV4_PRIVATE):
+        if is_private4(number):
+            yield Span(start, end, "private-ipv4")
+    for start, end, address in _ipv6(scan, _IPV6_PRIVATE):
         if is_private(address):
-            yield Span(start, end, f"private-ipv{address.version}")
+            yield Span(start, end, "private-ipv6")
 
 
 def public_addresses(scan: Scan) -> Iterator[Span]:
-    """All other unicast addresses that can be routed, and stand-ins of them; not those of documentation."""
-    for start, end, address in _addresses(scan, private=False):
+    """All other unicast addresses that can be routed; not those of documentation."""
+    for start, end, number in _ipv4(scan, _IPV4_ANY):
+        address = ipaddress.IPv4Address(number)
         if address.is_global and not address.is_multicast:
-            yield Span(start, end, f"public-ipv{address.version}")
+            yield Span(start, end, "public-ipv4")
+    for start, end, address6 in _ipv6(scan, _IPV6_ANY):
+        if address6.is_global and not address6.is_multicast:
+            yield Span(start, end, "public-ipv6")
 
 
-def _addresses(
-    scan: Scan, *, private: bool
-) -> Iterator[tuple[int, int, ipaddress.IPv4Address | ipaddress.IPv6Address]]:
-    """Valid addresses; with ``private`` only those that begin as private ones do."""
+def _ipv4(scan: Scan, beginning: re.Pattern[str]) -> Iterator[tuple[int, int, int]]:
+    """Valid IPv4 addresses where a pattern says that one may begin."""
     text = scan.text
-    for candidate in (_IPV4_PRIVATE if private else _IPV4_ANY).finditer(text):
+    for candidate in beginning.finditer(text):
         at = candidate.start()
         found = _IPV4.match(text, at)
-        if found and not _is_version(text, at) and not text.startswith(_RANGE_NAMES, at):
-            with suppress(ValueError):
-                yield at, found.end(), ipaddress.IPv4Address(refang(found[0]))
-    for at in _ipv6_places(scan.low, private=private):
+        if found is None or _is_version(text, at) or text.startswith(_RANGE_NAMES, at):
+            continue
+        octets = refang(found[0]).split(".")
+        if all(octet == "0" or octet[0] != "0" for octet in octets) and max(map(int, octets)) < 256:
+            yield at, found.end(), int.from_bytes(map(int, octets), "big")
+
+
+def _ipv6(scan: Scan, beginning: re.Pattern[str]) -> Iterator[tuple[int, int, ipaddress.IPv6Address]]:
+    """Valid IPv6 addresses where a pattern says that one may begin, but no networks such as fe80::/10."""
+    text = scan.text
+    for candidate in beginning.finditer(scan.low):
+        at = candidate.start()
         found = _IPV6.match(text, at)
-        if found:
-            plain = found[0].rstrip(".")
-            plain = plain if plain.endswith("::") else plain.rstrip(":")
-            try:
-                address = ipaddress.IPv6Address(plain)
-            except ValueError:
-                continue
+        if found is None:
+            continue
+        plain = found[0].rstrip(".")
+        plain = plain if plain.endswith("::") else plain.rstrip(":")
+        with suppress(ValueError):
+            address = ipaddress.IPv6Address(plain)
             if int(address) & (1 << 112) - 1 or not text.startswith("/", at + len(plain)):
                 yield at, at + len(plain), address
-
-
-def _ipv6_places(low: str, *, private: bool) -> Iterator[int]:
-    return (found.start() for found in (_IPV6_PRIVATE if private else _IPV6_ANY).finditer(low))
 
 
 def _is_version(text: str, at: int) -> bool:
@@ -198,8 +206,8 @@ def _is_host(scan: Scan, start: int, at: int, end: int) -> bool:
     """Whether labels before a private top-level domain are a host and not an attribute or a file."""
     text = scan.text
     labels = refang(text[start:at]).split(".")
-    before, after = text[max(0, start - 3) : start], text[end : end + 1]
-    if labels[0].lower() in _CODE_ROOTS or after == "(" or before.endswith((".", "$")):
+    before, after = text[max(0, start - 8) : start], text[end : end + 1]
+    if labels[0].lower() in _CODE_ROOTS or after == "(" or before.endswith((".", "$", "from ", "import ")):
         return False
     if before.endswith(("//", "@", "\\\\")):
         return True

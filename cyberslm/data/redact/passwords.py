@@ -38,7 +38,7 @@ _NOT_TOKENS = tuple(
 )
 # Words after the name that make it something about a secret, such as password_policy or tokenizer.
 _ABOUT = words(
-    "s file path dir name id ids type count len length limit min max size policy expiry expires expiration ttl age "
+    "s config thru through file path dir name id ids type count len length limit min max size policy expiry expires expiration ttl age "
     "url uri endpoint field column hint prompt reset rotation required enabled regex pattern label version usage arn "
     "ref store vault manager strength attempt attempts history algorithm format provider ring board word words frame "
     "stroke map space less tab list set bit bits index algo ize izer ized ization ise isation ing ed es ive port er "
@@ -50,7 +50,7 @@ _SIGNS = tuple(
     re.compile(pattern, re.I)
     for pattern in (
         # An optional closing quote or bracket, then what assigns: = : => := | or the = of value="...".
-        r"(?:\\{0,3}[\"'`])?\]?(?:[ \t]{1,4}(?:value|content))?[ \t]{0,8}(?P<sign>:=|=>|={1,3}|->|:(?!:)|\|)[ \t]{0,8}"
+        r"(?:\\{0,3}[\"'`])?\]?(?:[ \t]{1,4}(?:value|content))?[ \t]{0,8}(?P<sign>:=|=>|={1,3}|->|:(?!:)|(?<=[ \t])\|)[ \t]{0,8}"
         + _QUOTE_PREFIX
         + r"(?=\S)",
         r"(?P<sign>>)(?=[^<>\s]{1,200}</)",
@@ -75,7 +75,7 @@ PLACEHOLDER = re.compile(
     r"[<\[({%].*[>\])}%]|\$[({]?[A-Za-z_][\w.:-]*[)}]?.*|%\w+%?|[*xX.\-_#?~+]{3,}|(?:<|\{\{|\$\{|\[|%\().*"
     r"|(?:your|my|the|some|new|old|change|enter|insert|replace|put|dummy|fake|sample|example|test|todo|tbd)"
     r"(?:[_ .-]?[a-z]+)*[_ .-]?"
-    r"|(?:arn|https?|vault|env|file|secretsmanager|keyring|op|gcp|ssm):.*|ENC\[.*|!(?:vault|secret|ref|sub|env)\b.*"
+    r"|(?:arn|https?|vault|env|file|secretsmanager|keyring|op|gcp|ssm):.*|ENC\[.*|(?:os\.environ|process\.env|os\.getenv|getenv)\b.*|!(?:vault|secret|ref|sub|env)\b.*"
     r"|(?:none|null|nil|true|false|yes|no|undefined|empty|redacted|removed|hidden|masked|secret|password|pass|passwd|pwd"
     r"|token|changeme|changeit|placeholder|foobar|foo|bar|n/a|na)[!.]{0,2}",
     re.I,
@@ -168,6 +168,8 @@ def _assigned(scan: Scan, named: re.Match[str]) -> tuple[re.Match[str], str] | N
     if any(word.lower() in _ABOUT for word in _TAIL_WORDS.findall(text[named.end() : end])):
         return None
     sign = next((found for pattern in _SIGNS if (found := pattern.match(text, end))), None)
+    if sign is not None and named[0].lower() == "pass" and not sign["sign"].strip():
+        return None
     if sign is None and _takes_operand(scan, named, end):
         sign = _FLAG.match(text, end)
     if sign is None or (

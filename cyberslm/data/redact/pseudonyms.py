@@ -43,7 +43,7 @@ PRIVATE_SUFFIXES = (
 
 def refang(text: str) -> str:
     """``10[.]0[.]0[.]5`` -> ``10.0.0.5``, the way indicators are written so that nobody clicks them."""
-    return _DEFANGED.sub(r"\1", text)
+    return _DEFANGED.sub(r"\1", text) if "[" in text or "(" in text else text
 
 
 def normal(kind: str, value: str) -> str:

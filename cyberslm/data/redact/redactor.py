@@ -74,6 +74,7 @@ class Redactor:
         self._secret = secret
         self._pseudonyms = Pseudonyms(config, secret)
         self._rules = _rules(config)
+        self._wanted = frozenset(kind for kind in CLASS_OF if config.policy(kind) != "keep")
         self._allow = frozenset(value.lower() for value in config.allow)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -116,7 +117,7 @@ class Redactor:
         left: dict[tuple[str, str], bool] = {}
         for rule in self._rules:
             for span in rule(scan):
-                if self.config.policy(span.kind) == "keep":
+                if span.kind not in self._wanted:
                     continue
                 key = span.kind, scan.text[span.start : span.end]
                 if key not in left:
