@@ -207,7 +207,7 @@ def _is_host(scan: Scan, start: int, at: int, end: int) -> bool:
     text = scan.text
     labels = refang(text[start:at]).split(".")
     before, after = text[max(0, start - 8) : start], text[end : end + 1]
-    if labels[0].lower() in _CODE_ROOTS or after == "(" or before.endswith((".", "$", "from ", "import ")):
+    if labels[0].lower() in _CODE_ROOTS or after == "(" or before.endswith((".", "$", "import ", "\nfrom ")):
         return False
     if before.endswith(("//", "@", "\\\\")):
         return True

@@ -38,7 +38,8 @@ _NOT_TOKENS = tuple(
 )
 # Words after the name that make it something about a secret, such as password_policy or tokenizer.
 _ABOUT = words(
-    "s config thru through file path dir name id ids type count len length limit min max size policy expiry expires expiration ttl age "
+    "config thru through "
+    "s file path dir name id ids type count len length limit min max size policy expiry expires expiration ttl age "
     "url uri endpoint field column hint prompt reset rotation required enabled regex pattern label version usage arn "
     "ref store vault manager strength attempt attempts history algorithm format provider ring board word words frame "
     "stroke map space less tab list set bit bits index algo ize izer ized ization ise isation ing ed es ive port er "
@@ -50,9 +51,8 @@ _SIGNS = tuple(
     re.compile(pattern, re.I)
     for pattern in (
         # An optional closing quote or bracket, then what assigns: = : => := | or the = of value="...".
-        r"(?:\\{0,3}[\"'`])?\]?(?:[ \t]{1,4}(?:value|content))?[ \t]{0,8}(?P<sign>:=|=>|={1,3}|->|:(?!:)|(?<=[ \t])\|)[ \t]{0,8}"
-        + _QUOTE_PREFIX
-        + r"(?=\S)",
+        r"(?:\\{0,3}[\"'`])?\]?(?:[ \t]{1,4}(?:value|content))?[ \t]{0,8}"
+        r"(?P<sign>:=|=>|={1,3}|->|:(?!:)|(?<=[ \t])\|)[ \t]{0,8}" + _QUOTE_PREFIX + r"(?=\S)",
         r"(?P<sign>>)(?=[^<>\s]{1,200}</)",
         r"(?P<sign> [05789] )(?=\S)",
         r"(?P<sign>(?: (?:for|of|to|on) [\w.@\\/-]{1,60}(?: [\w.@\\/-]{1,60})?)?"
