@@ -141,7 +141,7 @@ def _names_secret(scan: Scan, named: re.Match[str]) -> bool:
     """Whether the word stands for a secret: not bypass or compass, max_tokens, a mere key, or a marker of ours."""
     at, word = named.start(), named[0]
     before = scan.text[max(0, at - 24) : at]
-    if MARKER_HEAD in before:
+    if "]" not in before.rpartition(MARKER_HEAD)[2] and MARKER_HEAD in before:
         return False
     if word.lower() == "key":
         return _last_word(before).endswith(_KEY_KINDS)

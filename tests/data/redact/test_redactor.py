@@ -132,6 +132,11 @@ def test_invisible_characters_do_not_hide_a_secret(hidden: str) -> None:
     assert redacted.findings[0].digest == DEFAULT.digest("aws-key", key)
 
 
+def test_a_password_beside_a_marker_is_found() -> None:
+    text = DEFAULT.redact(f"[redacted:password] pwd={PASSWORD}").text
+    assert text == "[redacted:password] pwd=[redacted:password]"
+
+
 def test_lone_surrogates_and_empty_text_pass() -> None:
     assert DEFAULT.redact("") == ("", (), {})
     redacted = DEFAULT.redact(f"\ud800 password={PASSWORD}\udc00 \ud83d")
