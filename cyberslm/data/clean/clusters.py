@@ -148,7 +148,7 @@ class _Joiner:
     def __init__(
         self, size: int, read: Callable[[int], Comparable], judge: Callable[[Comparable, Comparable], Verdict]
     ) -> None:
-        self._parents = list(range(size))
+        self._parents = array("q", range(size))
         self._judge = judge
         self._long = read
         self._cached = functools.lru_cache(maxsize=_CACHED_TEXTS)(self._read_short)
@@ -173,14 +173,11 @@ class _Joiner:
 
     def originals(self) -> Indices:
         """For each text the first of its cluster's originals that it is a copy of, or itself, which makes it one."""
-        originals = np.arange(len(self._parents))
+        roots, originals = self.roots(), np.arange(len(self._parents))
         kept: dict[int, list[int]] = {}
-        for text in range(len(self._parents)):
-            root = self._root(text)
-            if root == text:
-                kept[root] = [text]
-                continue
-            candidates = kept[root]
+        for text in np.flatnonzero(roots != originals).tolist():
+            root = int(roots[text])
+            candidates = kept.setdefault(root, [root])
             for candidate in candidates[:NEIGHBOURS] + candidates[NEIGHBOURS:][-NEIGHBOURS:]:
                 if self._are_copies(candidate, text):
                     originals[text] = candidate

@@ -12,6 +12,7 @@ The result depends on the entries alone: not on their order, not on the number o
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,9 +103,9 @@ class Pipeline:
         self.counts: Counts = {}
         self._names = _names(steps)
         self._ready: list[Step] = []
-        self._planned: list[Step | Survey] = [
+        self._planned: deque[Step | Survey] = deque(
             _make(step, scratch=scratch, sources=sources, evaluation=evaluation) for step in steps
-        ]
+        )
 
     @property
     def duplicates(self) -> Mapping[str, DuplicateReport]:
@@ -114,7 +115,8 @@ class Pipeline:
 
     def survey(self, documents: Documents, *, workers: int = 1) -> None:
         """Run the passes of the corpus-wide steps; to be called once, before ``run``."""
-        for planned in self._planned[len(self._ready) :]:
+        while self._planned:
+            planned = self._planned.popleft()
             if not isinstance(planned, Survey):
                 self._ready.append(planned)
                 continue
@@ -126,7 +128,7 @@ class Pipeline:
 
     def run(self, documents: Documents, *, workers: int = 1) -> Iterator[Cleaned]:
         """What the steps leave; afterwards ``counts`` are those of this pass. Raises InputError before ``survey``."""
-        if len(self._ready) != len(self._planned):
+        if self._planned:
             raise InputError("call survey before run: the corpus-wide steps don't know the corpus yet")
         counts: Counts = {}
         for batch in map_ordered(self._chain(), batches(documents()), workers=workers):
