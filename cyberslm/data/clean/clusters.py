@@ -19,7 +19,7 @@ import functools
 import tempfile
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -60,17 +60,19 @@ class SketchStore:
 
     def add(self, sketch: Sketch) -> int:
         """The number of the sketch. Raises StorageError when the folder's disk is full."""
-        try:
+        with _writing():
             for at, column in enumerate(self._columns):
                 column.write(sketch.bands[8 * at : 8 * at + 8])
             self._words.write(sketch.words)
-        except OSError as error:
-            raise StorageError(
-                f"can't write sketches for near_duplicates: {error.strerror}; free some space"
-            ) from error
         self._ends.append(self._ends[-1] + len(sketch.words))
         self._identities += sketch.identities
         return len(self) - 1
+
+    def flush(self) -> None:
+        """To be called between the last ``add`` and the first reading. Raises StorageError."""
+        with _writing():
+            for file in (*self._columns, self._words):
+                file.flush()
 
     def column(self, band: int) -> npt.NDArray[np.uint64]:
         self._columns[band].seek(0)
@@ -90,6 +92,14 @@ class SketchStore:
 
     def _new_file(self, folder: Path) -> IO[bytes]:
         return self._files.enter_context(tempfile.TemporaryFile(dir=folder))
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"can't write sketches for near_duplicates: {error.strerror}; free some space") from error
 
 
 @dataclass
@@ -114,6 +124,7 @@ def cluster(store: SketchStore, numbers: Indices, *, threshold: float, shingle_w
     def judge(one: Comparable, other: Comparable) -> Verdict:
         return compare(one, other, threshold=threshold, templates=templates)
 
+    store.flush()
     joiner = _Joiner(len(numbers), read, judge)
     identities = store.identities()[numbers]
     active = np.arange(len(numbers))

@@ -24,6 +24,7 @@ from cyberslm.errors import DataError
 _ALPHANUMERIC = re.compile(r"[^\W_]")
 _UNITS = {"words": words.PLAIN_WORD, "characters": _ALPHANUMERIC}
 _SEPARATOR = "\n"
+_MAX_ROUNDS = 32
 
 
 class _Runs(NamedTuple):
@@ -127,8 +128,8 @@ class ContaminationStep:
         return Outcome(text, None if text.strip() else "nothing but evaluation text", notes)
 
     def _without(self, text: str, spans: list[tuple[int, int]]) -> str:
-        """Cuts until nothing is found: what a cut brings together may be a run again."""
-        while True:
+        """Cuts until nothing is found, as what a cut brings together may be a run again; in the end, all of it."""
+        for _ in range(_MAX_ROUNDS):
             ends = [0, *(end for _, end in spans)]
             starts = [*(start for start, _ in spans), len(text)]
             parts = (text[end:start].strip(" \t") for end, start in zip(ends, starts, strict=True))
@@ -137,6 +138,7 @@ class ContaminationStep:
             if found is None or found.share <= self.config.max_share:
                 return text
             spans = self._spans(text, found.covered)
+        return ""
 
     def _find(self, text: str) -> _Found | None:
         numbers = self._numbering.numbers(text)

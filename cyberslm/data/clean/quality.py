@@ -8,7 +8,6 @@ recognised by its consonants, in words of lower-case Latin letters only.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -102,8 +101,8 @@ def _repeated_lines(sample: Sample) -> float:
 def _repeated_words(sample: Sample) -> float:
     if len(sample.words) < _MIN_WORDS:
         return 0.0
-    grams = Counter(map(hash, zip(*(sample.words[at:] for at in range(_GRAM)), strict=False)))
-    return 1 - len(grams) / grams.total()
+    grams = zip(*(sample.words[at:] for at in range(_GRAM)), strict=False)
+    return 1 - len(set(grams)) / (len(sample.words) - _GRAM + 1)
 
 
 def _keyboard(sample: Sample) -> float:

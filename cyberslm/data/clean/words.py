@@ -35,6 +35,7 @@ _LETTERS = re.compile(r"[^\W\d_]+")
 _DIGITS = re.compile(r"\d+")
 _MAX_KNOWN = 1 << 18
 _MAX_KNOWN_LENGTH = 64
+_MAX_JUDGED_LENGTH = 256
 NUM_SHAPES = 16
 _HASH_SHIFT, _KIND_SHIFT, _MARK_MASK, _SHAPE_MASK = 6, 4, 3, 15
 
@@ -74,6 +75,8 @@ def plain_number(word: str) -> int:
 
 
 def kind(word: str) -> int:
+    if len(word) > _MAX_JUDGED_LENGTH:
+        return PLAIN
     if _CATALOGUE.fullmatch(word):
         return CATALOGUE
     if _IDENTIFIER.search(word):

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from cyberslm.data.clean import Cleaned, Entry, Pipeline, StepConfig, is_held_out
 from cyberslm.data.clean import sketch as sketching
+from cyberslm.data.clean.clusters import SketchStore
 from cyberslm.data.clean.config import ExactDuplicatesConfig, NearDuplicatesConfig
 from cyberslm.data.clean.words import CATALOGUE, IDENTIFIER, NAME, PLAIN, TOKEN, kind
 from cyberslm.data.sources import copy_digest, is_validation
-from cyberslm.errors import ConfigError
+from cyberslm.errors import ConfigError, StorageError
 
 
 def entries_of(texts: list[str], source: str = "data.sources[0]") -> list[Entry]:
@@ -276,6 +277,23 @@ def test_too_few_permutations_for_the_threshold_are_refused() -> None:
     with pytest.raises(ConfigError, match="permutations: 1 are too few"):
         sketching.bands_for(0.3, 1)
     assert sketching.bands_for(1.0, 16) == (1, 16)
+
+
+@pytest.mark.parametrize("unit", ["0", "A-", "a.", "/", "1:", "CVE-2024-"])
+def test_long_hostile_words_are_read_in_linear_time(unit: str) -> None:
+    """A word of a million characters that almost is an identifier; quadratic search would not come back."""
+    sketcher = sketching.Sketcher(threshold=0.6, shingle_words=3, permutations=16, min_words=3)
+    sketch = sketcher.sketch(f"AB-{unit * (1_000_000 // len(unit))}/x one two three four five")
+    assert sketch is not None
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    store = SketchStore(tmp_path, num_bands=1)
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        store._columns[0] = full
+        with pytest.raises(StorageError, match="free some space"):
+            store.add(sketching.Sketch(bytes(8), bytes(4), bytes(16)))
+    store.close()
 
 
 def test_a_missing_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
