@@ -86,8 +86,7 @@ class _Numbering:
         self._numbers = words.Numbers(words.plain_number)
 
     def numbers(self, text: str) -> words.Hashes:
-        units = self.pattern.findall(text.casefold())
-        return np.fromiter(map(self._numbers.__getitem__, units), np.uint64, len(units))
+        return words.numbers_of(text.casefold(), self.pattern, self._numbers, np.uint64)
 
     def __reduce__(self) -> tuple[type[_Numbering], tuple[str]]:
         unit = next(name for name, pattern in _UNITS.items() if pattern is self.pattern)

@@ -77,10 +77,9 @@ class Sketcher:
 
     def sketch(self, text: str) -> Sketch | None:
         """None for a text with too few words to be judged by its words."""
-        tokens = words.TOKEN.findall(text)
-        if len(tokens) < self._min_words:
+        numbers = words.numbers_of(text, words.TOKEN, self._numbers, np.uint32)
+        if numbers.size < self._min_words:
             return None
-        numbers = np.fromiter(map(self._numbers.__getitem__, tokens), np.uint32, len(tokens))
         shingles = shingles_of(numbers, self._shingle_words)
         if shingles.distinct < max(self._min_words - self._shingle_words + 1, _DIVERSITY * shingles.all.size):
             return None

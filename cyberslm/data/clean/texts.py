@@ -7,14 +7,15 @@ HTML entities, terminal escapes, ligatures, width) stays off, as those character
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cyberslm.data.clean.config import LengthConfig, UnicodeConfig
 from cyberslm.data.clean.entry import Entry, Note, Outcome
 from cyberslm.errors import ConfigError
 
-# A mended text may look wrongly decoded again; mending on until nothing changes makes the step idempotent.
-_MAX_ROUNDS = 4
+# A mended or normalised text may look wrongly decoded again; going on until nothing changes makes the step idempotent.
+_MAX_ROUNDS = 8
 
 
 @dataclass(frozen=True)
@@ -28,16 +29,22 @@ class UnicodeStep:
             _mended("")
 
     def apply(self, entry: Entry) -> Outcome:
-        text, notes = entry.text, []
+        text, kinds = entry.text, dict[str, None]()
+        for _ in range(_MAX_ROUNDS):
+            before = text
+            for kind, text_after in self._changes(text):
+                kinds |= {kind: None} if text_after != text else {}
+                text = text_after
+            if text == before:
+                break
+        return Outcome(text, notes=tuple(map(Note, kinds)))
+
+    def _changes(self, text: str) -> Iterator[tuple[str, str]]:
         if self.config.mend:
-            mended = _mended(text)
-            notes += [Note("wrongly decoded")] if mended != text else []
-            text = mended
+            text = _mended(text)
+            yield "wrongly decoded", text
         if self.config.normalize != "none":
-            normal = unicodedata.normalize(self.config.normalize, text)
-            notes += [Note(f"not {self.config.normalize}")] if normal != text else []
-            text = normal
-        return Outcome(text, notes=tuple(notes))
+            yield f"not {self.config.normalize}", unicodedata.normalize(self.config.normalize, text)
 
 
 @dataclass(frozen=True)
@@ -60,8 +67,4 @@ def _mended(text: str) -> str:
         raise ConfigError("unicode.mend needs ftfy; install it with: pip install 'cyberslm[data]'") from error
     if text.isascii():
         return text
-    for _ in range(_MAX_ROUNDS):
-        before, text = text, ftfy.fix_encoding(text)
-        if text == before:
-            break
-    return text
+    return str(ftfy.fix_encoding(text))

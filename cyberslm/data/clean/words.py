@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,8 @@ _DATE_OR_TIME = re.compile(
 _IDENTIFIER = re.compile(r"[0-9.:/@#\\]")
 _LETTERS = re.compile(r"[^\W\d_]+")
 _DIGITS = re.compile(r"\d+")
+_WHITE = re.compile(r"\s")
+_PART = 1 << 20
 _MAX_KNOWN = 1 << 18
 _MAX_KNOWN_LENGTH = 64
 _MAX_JUDGED_LENGTH = 256
@@ -60,6 +63,19 @@ class Numbers(dict[str, int]):
 
     def __reduce__(self) -> tuple[type[Numbers], tuple[Callable[[str], int]]]:
         return Numbers, (self._number,)
+
+
+def numbers_of(text: str, pattern: re.Pattern[str], numbers: Numbers, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """The number of each word of a text; a long text is taken in parts, cut at white space, to spare memory."""
+    parts = []
+    start = 0
+    while start < len(text):
+        border = _WHITE.search(text, start + _PART)
+        end = border.end() if border else len(text)
+        found = pattern.findall(text, start, end)
+        parts.append(np.fromiter(map(numbers.__getitem__, found), dtype, len(found)))
+        start = end
+    return np.concatenate(parts) if parts else np.empty(0, dtype)
 
 
 def marked_number(word: str) -> int:

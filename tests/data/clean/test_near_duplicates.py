@@ -13,7 +13,7 @@ from clean_material import advisory, hexdump, log, prose, run, vocabulary, with_
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cyberslm.data.clean import Cleaned, Entry, Pipeline, StepConfig, is_held_out
+from cyberslm.data.clean import Cleaned, Entry, Pipeline, StepConfig, is_held_out, words
 from cyberslm.data.clean import sketch as sketching
 from cyberslm.data.clean.clusters import SketchStore
 from cyberslm.data.clean.config import ExactDuplicatesConfig, NearDuplicatesConfig
@@ -277,6 +277,15 @@ def test_too_few_permutations_for_the_threshold_are_refused() -> None:
     with pytest.raises(ConfigError, match="permutations: 1 are too few"):
         sketching.bands_for(0.3, 1)
     assert sketching.bands_for(1.0, 16) == (1, 16)
+
+
+def test_a_long_text_is_numbered_in_parts_as_if_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = prose(random.Random(1), vocabulary(random.Random(1)), 200)
+    numbers = words.Numbers(words.marked_number)
+    whole = words.numbers_of(text, words.TOKEN, numbers, np.uint32)
+    monkeypatch.setattr(words, "_PART", 7)
+    assert np.array_equal(words.numbers_of(text, words.TOKEN, numbers, np.uint32), whole)
+    assert whole.size == len(words.TOKEN.findall(text))
 
 
 @pytest.mark.parametrize("unit", ["0", "A-", "a.", "/", "1:", "CVE-2024-"])
