@@ -79,16 +79,28 @@ def cut(text: str, joined: frozenset[str], size: int) -> list[str]:
 
 
 class StreamDecoder:
-    """Text as tokens arrive; holds back a character's missing bytes and an escape's missing half."""
+    """Text as tokens arrive; holds back a character's missing bytes and an escape's missing half.
 
-    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+    ``prefix`` is what encoding puts before each text: it is dropped from the first token that has text, at the start
+    (unless ``continues``) and after the id ``begins``.
+    """
+
+    def __init__(
+        self, token_bytes: Callable[[int], bytes], *, prefix: bytes = b"", begins: int = -1, continues: bool = False
+    ) -> None:
         self._token_bytes = token_bytes
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
+        self._prefix = prefix
+        self._begins = begins
+        self._at_start = not continues
 
     def push(self, token: int) -> str:
         """Text that ``token`` completes, possibly none. Raises TokenizerError for an id outside the vocabulary."""
-        text = self._held + self._utf8.decode(self._token_bytes(token))
+        data = self._token_bytes(token)
+        if self._prefix:
+            data = self._without_prefix(token, data)
+        text = self._held + self._utf8.decode(data)
         self._held = ESCAPE if text.endswith(ESCAPE) else ""
         return unescape(text.removesuffix(ESCAPE))
 
@@ -96,5 +108,14 @@ class StreamDecoder:
         """What was held back, incomplete characters as U+FFFD; the decoder is then ready for another text."""
         text = self._held + self._utf8.decode(b"", final=True)
         self._held = ""
+        self._at_start = True
         self._utf8.reset()
         return unescape(text)
+
+    def _without_prefix(self, token: int, data: bytes) -> bytes:
+        if token == self._begins:
+            self._at_start = True
+        elif data and self._at_start:
+            self._at_start = False
+            return data.removeprefix(self._prefix)
+        return data
