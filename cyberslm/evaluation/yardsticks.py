@@ -49,9 +49,7 @@ def unigram_bits(train: TokenStore, held_out: RowLoader, tokenizer: Tokenizer) -
     counts = np.ones(tokenizer.vocab_size)
     for ids in _chunks(train, 0, train.num_tokens):
         counts += np.bincount(ids, minlength=tokenizer.vocab_size)
-    if tokenizer.add_bos:
-        counts[tokenizer.bos_id] = 0.0  # never a target
-    counts[[tokenizer.pad_id, tokenizer.unk_id]] = 0.0
+    counts[sorted(tokenizer.control_ids - {tokenizer.eos_id})] = 0.0  # never targets
     with np.errstate(divide="ignore"):
         bits = -np.log2(counts / counts.sum())
     total = 0.0

@@ -50,7 +50,7 @@ class TokenizerConfig:
     """Number of pieces to train, including the control pieces, the protected symbols and 256 bytes."""
 
     control_pieces: tuple[str, ...] = CHAT_MARKERS
-    """Chat and tool markers that get the ids after <eos>; only a program can insert them, text that spells one can't."""
+    """Chat and tool markers that get the ids after <eos>; programs insert them, text that spells one can't."""
 
     protected: tuple[str, ...] = ()
     """Symbols such as CVE- that are always one token of their own, wherever they stand in a text."""
@@ -65,7 +65,7 @@ class TokenizerConfig:
     """Longest piece in characters (1 to 512)."""
 
     add_bos: bool | None = None
-    """Begin every document and prompt with <bos>; null means yes when training, the given tokenizer's rule otherwise."""
+    """Begin every document and prompt with <bos>; null = yes when training, else the given tokenizer's rule."""
 
     shrink: bool = False
     """Take the largest workable vocabulary when the text can't support vocab_size, instead of stopping."""
@@ -106,7 +106,9 @@ class TokenizerConfig:
                         f"{name}: {symbol!r:.80} has {len(symbol)} characters, outside 1 to {MAX_SYMBOL_CHARS}"
                     )
                 if _UNFIT.search(symbol) or _BYTE_PIECE.fullmatch(symbol):
-                    raise ConfigError(f"{name}: {symbol!r} holds white space or a character that SentencePiece reserves")
+                    raise ConfigError(
+                        f"{name}: {symbol!r} holds white space or a character that SentencePiece reserves"
+                    )
                 if symbol in seen:
                     raise ConfigError(f"{name}: {symbol!r} is there twice or already a control piece")
                 seen.add(symbol)

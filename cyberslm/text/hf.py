@@ -21,6 +21,8 @@ JSON_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 NAMES_FILE = "special_tokens_map.json"
 
+Step = dict[str, object]
+
 _NEVER = -float(1 << 20)
 
 
@@ -59,7 +61,7 @@ def settings_files(names: dict[str, str], *, add_bos: bool, lossless: bool) -> d
     }
 
 
-def replace_step(old: str, new: str) -> dict[str, object]:
+def replace_step(old: str, new: str) -> Step:
     """A normaliser or decoder that replaces a string."""
     return {"type": "Replace", "pattern": {"String": old}, "content": new}
 
@@ -76,20 +78,20 @@ def _tokenizer(model: SentencePieceModel, *, add_bos: bool) -> dict[str, object]
         for index, piece in enumerate(model.pieces)
         if piece.kind in (CONTROL, UNKNOWN, USER_DEFINED)
     ]
-    prefix: list[dict[str, object]] = [{"type": "Prepend", "prepend": SPACE_MARK}] if model.dummy_prefix else []
-    strip: list[dict[str, object]] = (
-        [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if model.dummy_prefix else []
-    )
-    spaces = [replace_step(SPACE_MARK, " "), {"type": "ByteFallback"}, {"type": "Fuse"}]
+    encoding = [*ESCAPE_STEPS, replace_step(" ", SPACE_MARK)]
+    decoding: list[Step] = [replace_step(SPACE_MARK, " "), {"type": "ByteFallback"}, {"type": "Fuse"}]
+    if model.dummy_prefix:
+        encoding.insert(len(ESCAPE_STEPS), {"type": "Prepend", "prepend": SPACE_MARK})
+        decoding.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": added,
-        "normalizer": _sequence("normalizers", [*ESCAPE_STEPS, *prefix, replace_step(" ", SPACE_MARK)]),
+        "normalizer": _sequence("normalizers", encoding),
         "pre_tokenizer": None,
-        "post_processor": _template(model.pieces[model.roles.bos].text, model.roles.bos) if add_bos else None,
-        "decoder": _sequence("decoders", [*spaces, *strip, *UNESCAPE_STEPS]),
+        "post_processor": bos_template(model.pieces[model.roles.bos].text, model.roles.bos) if add_bos else None,
+        "decoder": _sequence("decoders", [*decoding, *UNESCAPE_STEPS]),
         "model": _merging(model) if model.kind == BPE else _likeliest(model),
     }
 
@@ -115,7 +117,7 @@ def _likeliest(model: SentencePieceModel) -> dict[str, object]:
 
 
 def _merges(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
-    """Best piece first. Runs of spaces may share a score (Llama 2): the leftmost then grows, so long lefts come first."""
+    """Best piece first. Runs of spaces may share a score (Llama 2): then the leftmost grows, so long lefts lead."""
     normal = sorted((piece for piece in pieces if piece.kind == NORMAL), key=lambda piece: -piece.score)
     known = {piece.text for piece in normal}
     splits = [
@@ -129,11 +131,11 @@ def _merges(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
     return [(left, right) for left, right, _ in splits]
 
 
-def _sequence(key: str, steps: list[dict[str, object]]) -> dict[str, object]:
+def _sequence(key: str, steps: list[Step]) -> dict[str, object]:
     return {"type": "Sequence", key: steps}
 
 
-def _template(bos: str, bos_id: int) -> dict[str, object]:
+def bos_template(bos: str, bos_id: int) -> dict[str, object]:
     def item(kind: str, name: str, segment: int) -> dict[str, object]:
         return {kind: {"id": name, "type_id": segment}}
 

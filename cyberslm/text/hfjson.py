@@ -1,9 +1,10 @@
 """A Hugging Face ``tokenizer.json``, read and judged before its library sees it.
 
-Read are byte-pair models of two spellings: ``ByteLevel``, where each byte has a letter of its own (GPT-2, Llama 3, Qwen,
-SmolLM2), and marks, where U+2581 stands for a space and <0xNN> for a byte (Llama 2, Mistral, this package's twins). A
-file of the second kind gets the escapes of ``codec``, so that U+2581 comes back too. Whatever else a step does to text
-is listed as a loss. A special token that merges could spell makes the file unfit: text must never become one.
+Read are byte-pair models of two spellings: ``ByteLevel``, where each byte has a letter of its own (GPT-2, Llama 3,
+Qwen, SmolLM2), and marks, where U+2581 stands for a space and <0xNN> for a byte (Llama 2, Mistral, twins of this
+package). A file of the second kind gets the escapes of ``codec``, so that U+2581 comes back too. Whatever else a step
+does to text is listed as a loss. A special token that merges could spell makes the file unfit: text must never become
+one.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class ImportedModel(NamedTuple):
     roles: dict[str, int]
     names: dict[str, str]
     add_bos: bool
+    escaped: bool
     prefix: bytes
     losses: tuple[str, ...]
 
@@ -45,12 +47,14 @@ class ImportedModel(NamedTuple):
 def read_json(content: bytes, settings: Json) -> ImportedModel:
     """Read a tokenizer.json beside the ``settings`` of its tokenizer_config.json (may be empty).
 
-    Raises TokenizerError when it is damaged, of another kind, names no end of text, or lets text become a special token.
+    Raises TokenizerError when it is damaged, of another kind, names no end of text or lets text be a special token.
     """
     data = _object(content)
     model = _part(data, "model")
     if model.get("type", "BPE") != "BPE" or "merges" not in model:
-        raise TokenizerError(f"its model is {model.get('type')!r:.40}; only BPE can be imported, as text can't forge it")
+        raise TokenizerError(
+            f"its model is {model.get('type')!r:.40}; only BPE can be imported, as text can't forge it"
+        )
     if model.get("dropout"):
         raise TokenizerError("its model drops merges at random (dropout), so that ids would not repeat; set it to null")
     vocabulary = _vocabulary(model)
@@ -65,7 +69,10 @@ def read_json(content: bytes, settings: Json) -> ImportedModel:
         table[index] = str(token["content"]).encode()
     for index in control | {roles["unk_token"]}:
         table[index] = b""
-    losses = [*_losses(data, byte_level=byte_level, prefix=prefix), *_table_losses(model, vocabulary, byte_level)]
+    losses = [
+        *_losses(data, byte_level=byte_level, prefix=prefix),
+        *_table_losses(model, vocabulary, byte_level=byte_level),
+    ]
     losses += _added_losses(added, prefix=prefix)
     return ImportedModel(
         content=_prepared(data, content, byte_level=byte_level),
@@ -75,9 +82,20 @@ def read_json(content: bytes, settings: Json) -> ImportedModel:
         roles=roles,
         names=names,
         add_bos=_adds_bos(data, settings, names),
+        escaped=not byte_level,
         prefix=prefix,
         losses=tuple(losses),
     )
+
+
+def with_bos_rule(model: ImportedModel, *, add_bos: bool) -> ImportedModel:
+    """The model with a post-processor that puts <bos> before a text, or none that does."""
+    data = json.loads(model.content)
+    bos = model.names.get("bos_token")
+    if add_bos == (bos is not None and _template_start(data) == bos):
+        return model
+    data["post_processor"] = hf.bos_template(bos, model.roles["bos_token"]) if add_bos and bos else None
+    return model._replace(content=_dump(data), add_bos=add_bos)
 
 
 def byte_letters() -> dict[str, int]:
@@ -261,7 +279,7 @@ def _losses(data: Json, *, byte_level: bool, prefix: bytes) -> Iterator[str]:
         yield "text is not turned into bytes before it is encoded"
 
 
-def _table_losses(model: Json, vocabulary: Mapping[str, int], byte_level: bool) -> Iterator[str]:  # noqa: FBT001
+def _table_losses(model: Json, vocabulary: Mapping[str, int], *, byte_level: bool) -> Iterator[str]:
     bytes_there = byte_letters() if byte_level else [f"<0x{byte:02X}>" for byte in range(256)]
     if not (byte_level or model.get("byte_fallback")) or any(name not in vocabulary for name in bytes_there):
         yield "characters outside the vocabulary are lost (not all 256 bytes are there)"
@@ -302,7 +320,11 @@ def _prepared(data: dict[str, object], content: bytes, *, byte_level: bool) -> b
             changes["decoder"] = {"type": "Sequence", "decoders": [*decoders, *hf.UNESCAPE_STEPS]}
         if not all(step in normalizers for step in hf.ESCAPE_STEPS):
             changes["normalizer"] = {"type": "Sequence", "normalizers": [*hf.ESCAPE_STEPS, *normalizers]}
-    return json.dumps(data | changes, ensure_ascii=False).encode("utf-8", "surrogatepass") if changes else content
+    return _dump(data | changes) if changes else content
+
+
+def _dump(data: Json) -> bytes:
+    return json.dumps(data, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 _LETTERS = byte_letters()

@@ -1,7 +1,7 @@
 """A Hugging Face ``tokenizer.json`` in use, through the ``tokenizers`` library (extra ``interop``).
 
-The library encodes; decoding is our own table of bytes, as for every tokenizer here. Special tokens are switched off for
-text, so that text which spells one stays text. ``hfjson`` says which files are accepted.
+The library encodes; decoding is our own table of bytes, as for every tokenizer here. Special tokens are switched off
+for text, so that text which spells one stays text. ``hfjson`` says which files are accepted.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 from cyberslm.errors import ConfigError, TokenizerError
 from cyberslm.text import hf
 from cyberslm.text.basics import checked_id, id_dtype, read_file, save_files
-from cyberslm.text.codec import StreamDecoder, decode_bytes, mend
-from cyberslm.text.hfjson import MAX_JSON_BYTES, ImportedModel, read_json
+from cyberslm.text.codec import Spelling, StreamDecoder, mend
+from cyberslm.text.hfjson import MAX_JSON_BYTES, ImportedModel, read_json, with_bos_rule
 
 _MAX_SETTINGS_BYTES = 4 << 20
 
@@ -34,20 +34,20 @@ class HuggingFaceTokenizer:
             )
         if add_bos and "bos_token" not in model.names:
             raise TokenizerError("it has no <bos>: leave out add_bos, or set it to false")
+        model = with_bos_rule(model, add_bos=model.add_bos if add_bos is None else add_bos)
         self._read = model
         self._library = _library_tokenizer(model)
-        self.add_bos = model.add_bos if add_bos is None else add_bos
+        self.add_bos = model.add_bos
         self.losses = model.losses
         self.vocab_size = len(model.pieces)
         self.control_ids = model.control_ids
         self.pad_id, self.unk_id = model.roles["pad_token"], model.roles["unk_token"]
         self.bos_id, self.eos_id = model.roles["bos_token"], model.roles["eos_token"]
+        self._spelling = Spelling(model.escaped, model.prefix, self.bos_id)
         self.sha256 = hashlib.sha256(model.content).hexdigest()
 
     @classmethod
-    def from_file(
-        cls, path: str | Path, *, add_bos: bool | None = None, lossless: bool = True
-    ) -> HuggingFaceTokenizer:
+    def from_file(cls, path: str | Path, *, add_bos: bool | None = None, lossless: bool = True) -> HuggingFaceTokenizer:
         """From a ``tokenizer.json``; a ``tokenizer_config.json`` beside it names its special tokens.
 
         Raises TokenizerError when it is damaged, of an unknown kind or, when asked for, not lossless.
@@ -78,15 +78,11 @@ class HuggingFaceTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids: control ids give nothing, bytes that are not UTF-8 give U+FFFD. Raises TokenizerError."""
-        if not self._read.prefix:
-            return decode_bytes(b"".join(map(self.token_bytes, ids)))
-        decoder = self.stream_decoder()
-        return "".join([*map(decoder.push, ids), decoder.finish()])
+        return self._spelling.decode(self.token_bytes, ids)
 
     def stream_decoder(self, *, after: Sequence[int] = ()) -> StreamDecoder:
         """A decoder that takes one id at a time; ``after`` are the ids that those to come continue."""
-        continues = bool(after) and after[-1] != self.bos_id
-        return StreamDecoder(self.token_bytes, prefix=self._read.prefix, begins=self.bos_id, continues=continues)
+        return StreamDecoder(self.token_bytes, self._spelling, after=after)
 
     def token_bytes(self, token: int) -> bytes:
         """UTF-8 bytes that an id stands for; empty for a control id and an id without a piece."""

@@ -3,10 +3,10 @@
 The file is one protobuf message (sentencepiece_model.proto): pieces, trainer settings, normaliser settings. It is
 walked here with every length checked: a damaged or hostile file ends in a ``TokenizerError``, never in native code.
 
-What a sound file can't do is listed, not raised. ``losses`` are ways in which text doesn't come back as it was. ``gaps``
-are reasons why no Hugging Face twin has equal ids: byte-pair merges need distinct scores (but for runs of spaces) and
-pieces spelled from single-character pieces; the likeliest path (unigram) needs scores on a grid of 1/64, on which sums are exact in the fp32
-of one library and the fp64 of the other, so that both break ties alike.
+What a sound file can't do is listed, not raised. ``losses`` are ways in which text doesn't come back as it was.
+``gaps`` are reasons why no Hugging Face twin has equal ids: byte-pair merges need distinct scores (but for runs of
+spaces) and pieces spelled from single-character pieces; the likeliest path (unigram) needs scores on a grid of 1/64, on
+which sums are exact in the fp32 of one library and the fp64 of the other, so that both break ties alike.
 """
 
 from __future__ import annotations
@@ -171,7 +171,9 @@ def _check_pieces(pieces: list[Piece]) -> None:
         if not math.isfinite(piece.score):
             raise TokenizerError(f"tokenizer model is damaged: the score of piece {index} is not finite")
         if piece.kind == BYTE and piece.text not in _BYTE_PIECES:
-            raise TokenizerError(f"tokenizer model is damaged: piece {index} {piece.text!r} is not one of the 256 bytes")
+            raise TokenizerError(
+                f"tokenizer model is damaged: piece {index} {piece.text!r} is not one of the 256 bytes"
+            )
 
 
 def _roles(pieces: list[Piece], trainer: Settings) -> Roles:

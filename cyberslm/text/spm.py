@@ -19,7 +19,7 @@ import sentencepiece
 from cyberslm.errors import TokenizerError
 from cyberslm.text import hf, proto
 from cyberslm.text.basics import checked_id, id_dtype, read_file, save_files
-from cyberslm.text.codec import SPACE_MARK, StreamDecoder, cut, decode_bytes, escape, mend
+from cyberslm.text.codec import SPACE_MARK, Spelling, StreamDecoder, cut, escape, mend
 
 _PART_CHARS = 1 << 16
 _UNIGRAM_SUM = 1 << 17
@@ -55,6 +55,7 @@ class SentencePieceTokenizer:
             index for index, piece in enumerate(read.pieces) if piece.kind in (proto.CONTROL, proto.UNKNOWN)
         )
         self._exact = exact
+        self._spelling = Spelling(exact, b" " if read.dummy_prefix else b"", self.bos_id)
         self._bytes = [_piece_bytes(piece) for piece in read.pieces]
         self._joined = _joined(read.pieces)
         self._part_chars = _part_chars(read)
@@ -63,10 +64,8 @@ class SentencePieceTokenizer:
         self._symbol = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
 
     @classmethod
-    def from_proto(
-        cls, model: bytes, *, add_bos: bool | None = None, lossless: bool = True
-    ) -> SentencePieceTokenizer:
-        """From the bytes of a ``tokenizer.model``. Raises TokenizerError if damaged or, when asked for, not lossless."""
+    def from_proto(cls, model: bytes, *, add_bos: bool | None = None, lossless: bool = True) -> SentencePieceTokenizer:
+        """From the bytes of a ``tokenizer.model``. Raises TokenizerError if damaged or not as lossless as asked."""
         return cls(model, add_bos=add_bos, lossless=lossless)
 
     @classmethod
@@ -99,19 +98,14 @@ class SentencePieceTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids: control ids give nothing, bytes that are not UTF-8 give U+FFFD. Raises TokenizerError."""
-        if not self._read.dummy_prefix:
-            return decode_bytes(b"".join(map(self.token_bytes, ids)))
-        decoder = self.stream_decoder()
-        return "".join([*map(decoder.push, ids), decoder.finish()])
+        return self._spelling.decode(self.token_bytes, ids)
 
     def stream_decoder(self, *, after: Sequence[int] = ()) -> StreamDecoder:
         """A decoder that takes one id at a time; what it returns, joined, equals ``decode`` of the ids.
 
         ``after`` are the ids that those to come continue, such as a prompt's.
         """
-        continues = bool(after) and after[-1] != self.bos_id
-        prefix = b" " if self._read.dummy_prefix else b""
-        return StreamDecoder(self.token_bytes, prefix=prefix, begins=self.bos_id, continues=continues)
+        return StreamDecoder(self.token_bytes, self._spelling, after=after)
 
     def token_bytes(self, token: int) -> bytes:
         """UTF-8 bytes that an id stands for, U+2581 and U+FDD0 still escaped; empty for a control id."""

@@ -1,8 +1,8 @@
 """The tokenizer that the rest of the package uses: text to ids and back, and how one is opened.
 
 ``decode(encode(s)) == s`` for every valid Unicode string unless ``losses`` names what a given file can't keep, and text
-never becomes a control id, whatever it spells. Decoding is a table of bytes, so decoding at once and token by token give
-the same text by construction.
+never becomes a control id, whatever it spells. Decoding is a table of bytes, so that decoding at once and token by
+token give the same text by construction.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sentencepiece
 
@@ -99,8 +99,9 @@ def _train(passages: list[str], config: TokenizerConfig) -> bytes:
         reason = str(error)
     if found := _TOO_SMALL.search(reason):
         raise ConfigError(
-            f"tokenizer.vocab_size: {config.vocab_size:,} is too small for this text: {config.fixed_pieces - 256:,} fixed"
-            f" pieces, 256 bytes and its characters need at least {int(found[1]):,}; raise it or lower tokenizer.character_coverage"
+            f"tokenizer.vocab_size: {config.vocab_size:,} is too small for this text: {config.fixed_pieces - 256:,}"
+            f" fixed pieces, 256 bytes and its characters need at least {int(found[1]):,}; raise it or lower"
+            " tokenizer.character_coverage"
         )
     if not (found := _TOO_LARGE.search(reason)):
         raise TokenizerError(f"tokenizer training failed: {reason}")
@@ -116,6 +117,10 @@ def _train(passages: list[str], config: TokenizerConfig) -> bytes:
 def _run_trainer(passages: list[str], config: TokenizerConfig) -> bytes:
     model = io.BytesIO()
     unigram = config.model_type == "unigram"
+    special: dict[str, Any] = {f"{role[1:-1]}_id": index for index, role in enumerate(ROLES)}
+    special |= {f"{role[1:-1]}_piece": role for role in ROLES}
+    if unigram:
+        special["required_chars"] = "".join(sorted(_spelling_of_fixed(config)))
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=_sentences(passages, config),
         model_writer=model,
@@ -134,9 +139,7 @@ def _run_trainer(passages: list[str], config: TokenizerConfig) -> bytes:
         allow_whitespace_only_pieces=True,
         num_threads=_TRAINER_THREADS,
         minloglevel=3,
-        **{f"{role[1:-1]}_id": index for index, role in enumerate(ROLES)},
-        **{f"{role[1:-1]}_piece": role for role in ROLES},
-        **({"required_chars": "".join(sorted(_spelling_of_fixed(config)))} if unigram else {}),
+        **special,
     )
     return proto.scores_on_grid(model.getvalue()) if unigram else model.getvalue()
 
