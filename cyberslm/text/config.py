@@ -71,7 +71,7 @@ class TokenizerConfig:
     """Take the largest workable vocabulary when the text can't support vocab_size, instead of stopping."""
 
     max_train_bytes: int = 64_000_000
-    """Most UTF-8 bytes to train on (20 bytes of memory each); from more text, evenly spread passages are taken."""
+    """Most UTF-8 bytes to train on (25 bytes of memory each); from more text, evenly spread passages are taken."""
 
     def __post_init__(self) -> None:
         self._check_symbols()
