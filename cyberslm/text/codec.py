@@ -34,7 +34,7 @@ class Mended(NamedTuple):
 
 def mend(text: str) -> Mended:
     """Join surrogate pairs and replace lone surrogates, which JSON escapes and file names can bring in."""
-    if not _SURROGATE.search(text):
+    if text.isascii() or not _SURROGATE.search(text):
         return Mended(text, 0, 0)
     text, joined = _PAIR.subn(lambda pair: pair[0].encode("utf-16-le", "surrogatepass").decode("utf-16-le"), text)
     text, replaced = _SURROGATE.subn("\ufffd", text)

@@ -93,7 +93,7 @@ def with_bos_rule(model: ImportedModel, *, add_bos: bool) -> ImportedModel:
     data = json.loads(model.content)
     bos = model.names.get("bos_token")
     if add_bos == (bos is not None and _template_start(data) == bos):
-        return model
+        return model._replace(add_bos=add_bos)
     data["post_processor"] = hf.bos_template(bos, model.roles["bos_token"]) if add_bos and bos else None
     return model._replace(content=_dump(data), add_bos=add_bos)
 
@@ -189,10 +189,10 @@ def _refuse_forgeable(model: Json, vocabulary: Mapping[str, int], added: Mapping
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         raise TokenizerError("its merges are not pairs")
     spelled = {f"{left}{right}" for left, right in pairs}
-    for token in added.values():
-        text = str(token["content"])
-        known = text in vocabulary and (len(text) == 1 or text in spelled or bool(model.get("ignore_merges")))
-        if token["special"] and known:
+    guarded = [str(token["content"]) for token in added.values() if token["special"]]
+    unknown = model.get("unk_token")
+    for text in [*guarded, unknown] if isinstance(unknown, str) else guarded:
+        if text in vocabulary and (len(text) == 1 or text in spelled or model.get("ignore_merges")):
             raise TokenizerError(f"its special token {text!r:.80} can be spelled by text; such a file is not accepted")
 
 

@@ -131,7 +131,8 @@ class SentencePieceTokenizer:
             for part in parts:
                 symbol = self._symbols.get(part)
                 ids += next(encoded) if symbol is None else [symbol]
-            documents.append(ids + last)
+            ids += last
+            documents.append(ids)
         return documents
 
     def _parts(self, text: str) -> list[str]:

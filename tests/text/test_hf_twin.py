@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from strings import ALPHABETS, assert_equal, varied
 
+from cyberslm.text.config import CHAT_MARKERS
 from cyberslm.text.tokenizer import load_tokenizer
 from cyberslm.text.train import TokenizerConfig, train_tokenizer
 
@@ -32,6 +33,10 @@ def test_auto_tokenizer_gives_the_same_ids_and_text(
     assert_equal(ours, theirs, awkward + varied(documents, 1_000 if model_type is None else 100))
     assert (theirs.pad_token_id, theirs.unk_token_id, theirs.bos_token_id, theirs.eos_token_id) == (0, 1, 2, 3)
     assert theirs.vocab_size == ours.vocab_size
+    markers = theirs.convert_tokens_to_ids(list(CHAT_MARKERS))
+    assert markers == list(range(4, 4 + len(CHAT_MARKERS)))
+    turn = [ours.bos_id, markers[1], *ours.encode("hi there", add_special_tokens=False), markers[-1]]
+    assert theirs.decode(turn, skip_special_tokens=True) == ours.decode(turn) == "hi there"
     assert theirs("a", "b")["input_ids"] == ours.encode("a") + ours.encode("b")
 
 

@@ -226,6 +226,7 @@ def test_ids_of_a_byte_level_file_are_those_of_its_library(documents: list[str],
         (False, False, None, False),
         (True, None, False, False),
         (False, None, True, True),
+        (False, True, False, False),
     ],
 )
 def test_rule_for_bos_is_the_files_unless_told(
@@ -316,6 +317,9 @@ def test_byte_level_file_that_loses_text_is_refused_by_name_and_taken_when_asked
         ("added_tokens.0.id", 99, "id of another piece"),
         ("added_tokens.0.special", None, "special"),
         ("added_tokens.0", 7, "no id"),
+        ("model.unk_token", "a", "'a' can be spelled by text"),
+        ("model.unk_token", 7, "refuses it"),
+        ("model.unk_token", ["a"], "refuses it"),
         ("model.ignore_merges", True, r"'<\|endoftext\|>' can be spelled by text"),
         ("added_tokens.0.content", "a", "special|another piece"),
     ],
