@@ -230,6 +230,39 @@ def tokenizer_train(
     typer.echo(f"tokenizer: {folder}\nuse it with:  tokenizer.path={folder}")
 
 
+@tokenizer_app.command("report", no_args_is_help=True)
+def tokenizer_report(
+    subject: Annotated[
+        Path,
+        typer.Argument(metavar="CONFIG_OR_MODEL", help="A configuration, a model or run folder, or a tokenizer."),
+    ],
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="TEXT", help="Files, folders or globs; default: the run's sources.")
+    ] = None,
+    against: Annotated[
+        list[Path] | None, typer.Option(help="Another tokenizer or model to compare with; repeat for several.")
+    ] = None,
+    sample_bytes: Annotated[int, typer.Option(help="Most bytes of each TEXT to measure on.")] = 4_000_000,
+    as_json: AsJson = False,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the comparison (plots extra).")] = None,
+) -> None:
+    """Show what a tokenizer costs.
+
+    Bytes per token and tokens per word of each TEXT, tokens per indicator, texts that don't come back, idle pieces.
+    """
+    from cyberslm.recipes.tokenizer_report import report, table
+
+    reports = report(subject, texts or (), against=against or (), sample_bytes=sample_bytes, say=_say)
+    if plot is not None:
+        from cyberslm.files import write_bytes
+        from cyberslm.text.plots import report_chart
+
+        write_bytes(plot, report_chart(reports))
+        _say(f"chart: {plot}")
+    for line in [json.dumps(each.to_json()) for each in reports] if as_json else table(reports):
+        typer.echo(line)
+
+
 def run() -> None:
     """Run the command line and leave with its exit code."""
     if sys.stdout is None:  # closed by the caller: what would be printed goes nowhere

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,29 +15,14 @@ from cyberslm.checkpoint.steps import list_steps
 from cyberslm.config import differences
 from cyberslm.data.inputs import find_inputs
 from cyberslm.data.loader import RowLoader
-from cyberslm.data.prepare import Prepared, Texts, open_prepared, prepare, stale, training_texts
+from cyberslm.data.prepare import Prepared, open_prepared, prepare, stale, training_texts
 from cyberslm.data.shards import TokenStore
 from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.recipes.config import TrainRun
-from cyberslm.text.tokenizer import MODEL_FILE, SentencePieceTokenizer, Tokenizer, saved_bos_rule
-from cyberslm.text.train import TokenizerConfig, train_tokenizer
+from cyberslm.recipes.tokenizer import Say, make_tokenizer, tokenizer_settings
+from cyberslm.text.tokenizer import Tokenizer
 from cyberslm.training.trackers import short
-
-Say = Callable[[str], None]
-
-
-def tokenizer_settings(config: TokenizerConfig) -> dict[str, object]:
-    """What decides a tokenizer: the given file's hash and the rule for <bos>, or else all that training depends on."""
-    if config.path is None:
-        return {key: value for key, value in asdict(config).items() if key != "path"}
-    path = Path(config.path)
-    if not (path / MODEL_FILE if path.is_dir() else path).is_file():
-        raise ConfigError(f"tokenizer.path: {path} is neither a tokenizer.model nor a folder that holds one")
-    saved = saved_bos_rule(path if path.is_dir() else path.parent)
-    if saved not in (None, config.add_bos):
-        raise ConfigError(f"tokenizer.add_bos is {config.add_bos} and {path} was saved with {saved}: set it to that")
-    return {"sha256": files.sha256_file(path / MODEL_FILE if path.is_dir() else path), "add_bos": config.add_bos}
 
 
 def ensure_prepared(run: TrainRun, say: Say) -> Prepared:
@@ -82,7 +67,7 @@ def _prepare(run: TrainRun, settings: dict[str, object], reason: str, say: Say) 
     files.make_folder(folder.parent)
     return prepare(
         run.data,
-        lambda texts: _tokenizer(run.tokenizer, texts, say),
+        lambda texts: make_tokenizer(run.tokenizer, texts, say),
         folder,
         tokenizer_settings=settings,
         progress=_stages(say),
@@ -146,7 +131,7 @@ def write_tokenizer(run: TrainRun, folder: Path | None, say: Say) -> Path:
     if run.tokenizer.path is not None:
         raise ConfigError("tokenizer.path names a tokenizer already: leave it out to train one")
     target = folder or run.folder / "tokenizer"
-    tokenizer = _tokenizer(run.tokenizer, training_texts(run.data, _stages(say)), say)
+    tokenizer = make_tokenizer(run.tokenizer, training_texts(run.data, _stages(say)), say)
     files.make_folder(target)
     tokenizer.save(target)
     return target
@@ -170,22 +155,6 @@ def describe(prepared: Prepared) -> Iterator[str]:
                 f"data: {name}: {store.num_documents:,} documents, {short(store.num_tokens)} tokens,"
                 f" {store.text_bytes / max(1, store.num_tokens):.2f} bytes per token"
             )
-
-
-def _tokenizer(config: TokenizerConfig, texts: Texts, say: Say) -> Tokenizer:
-    if config.path is not None:
-        unused = sorted(set(differences(TokenizerConfig(), config)) - {"path", "add_bos"})
-        if unused:
-            say(f"warning: tokenizer.path is given, so nothing is trained and {', '.join(unused)} have no effect")
-        return SentencePieceTokenizer.from_file(config.path, add_bos=config.add_bos)
-    trained = train_tokenizer(texts(), config)
-    report = trained.report
-    cut = f", cut at {report.reserved:,} reserved characters" if report.reserved else ""
-    say(
-        f"tokenizer: {report.vocab_size:,} pieces from {short(report.bytes_used, 'B')} of {short(report.bytes, 'B')}"
-        f" in {report.documents:,} documents{cut}"
-    )
-    return trained.tokenizer
 
 
 def _stages(say: Say) -> Callable[[str, int, int], None]:
