@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cyberslm.data.config import DataConfig
-from cyberslm.data.inputs import find_inputs
 from cyberslm.data.counts import Counts
+from cyberslm.data.inputs import find_inputs
 from cyberslm.data.sources import read_documents
 from cyberslm.errors import ConfigError
 from cyberslm.recipes.config import load_run
@@ -30,10 +30,10 @@ def report(
     """
     if sample_bytes < 1:
         raise ConfigError(f"--sample-bytes must be at least 1, not {sample_bytes}")
-    data = DataConfig(on_bad_line="skip")
+    data = DataConfig(on_bad_input="skip")
     if subject.suffix in YAML:
         run = load_run(subject).value
-        data = DataConfig(on_bad_line="skip", text_field=run.data.text_field)
+        data = DataConfig(on_bad_input="skip", text_field=run.data.text_field)
         texts = texts or run.data.sources
     opened = [(str(path), find_tokenizer(path)) for path in (subject, *against)]
     sources = {text: _passages(text, data, sample_bytes, say) for text in texts}
