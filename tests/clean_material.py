@@ -7,7 +7,9 @@ import random
 import re
 from collections.abc import Sequence
 
-from cyberslm.data.clean import Cleaned, Entry, Pipeline, StepConfig
+from cyberslm.data.clean.config import StepConfig
+from cyberslm.data.clean.entry import Entry
+from cyberslm.data.clean.pipeline import Cleaned, Pipeline
 
 SYLLABLES = re.findall(r"\w+", "ba re ti ko lu mea sin dor ven ta pra sho ni gul fer mo al es un ira wen tho cal ib")
 PRODUCTS = ["Aruna Gateway", "Bolt Server", "Cedar Mail", "Delfi Proxy", "Ember Store", "Fjord Agent", "Glint Portal"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cyberslm.data.config import DataConfig
@@ -33,7 +34,7 @@ def report(
     data = DataConfig(on_bad_input="skip")
     if subject.suffix in YAML:
         run = load_run(subject).value
-        data = DataConfig(on_bad_input="skip", text_field=run.data.text_field)
+        data = replace(run.data, on_bad_input="skip")
         texts = texts or run.data.sources
     opened = [(str(path), find_tokenizer(path)) for path in (subject, *against)]
     sources = {text: _passages(text, data, sample_bytes, say) for text in texts}

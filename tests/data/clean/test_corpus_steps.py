@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cyberslm.config import documented_fields, dump, load
-from cyberslm.data.clean import Cleaned, Entry, Pipeline, StepConfig, StepCounts, table
 from cyberslm.data.clean import config as settings_of
 from cyberslm.data.clean.config import (
     BoilerplateConfig,
@@ -23,10 +22,13 @@ from cyberslm.data.clean.config import (
     LengthConfig,
     NearDuplicatesConfig,
     QualityConfig,
+    StepConfig,
     TripwiresConfig,
 )
 from cyberslm.data.clean.contamination import ContaminationStep, index_evaluation
-from cyberslm.data.clean.entry import Outcome
+from cyberslm.data.clean.counts import StepCounts, table
+from cyberslm.data.clean.entry import Entry, Outcome
+from cyberslm.data.clean.pipeline import Cleaned, Pipeline
 from cyberslm.data.clean.workers import map_ordered
 from cyberslm.errors import ConfigError, CyberSLMError, DataError, InputError
 

@@ -13,10 +13,13 @@ from clean_material import advisory, hexdump, log, prose, run, vocabulary, with_
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cyberslm.data.clean import Cleaned, Entry, Pipeline, StepConfig, is_held_out, words
 from cyberslm.data.clean import sketch as sketching
+from cyberslm.data.clean import words
 from cyberslm.data.clean.clusters import SketchStore
-from cyberslm.data.clean.config import ExactDuplicatesConfig, NearDuplicatesConfig
+from cyberslm.data.clean.config import ExactDuplicatesConfig, NearDuplicatesConfig, StepConfig
+from cyberslm.data.clean.duplicates import is_held_out
+from cyberslm.data.clean.entry import Entry
+from cyberslm.data.clean.pipeline import Cleaned, Pipeline
 from cyberslm.data.clean.words import CATALOGUE, IDENTIFIER, NAME, PLAIN, TOKEN, kind
 from cyberslm.data.sources import copy_digest, is_validation
 from cyberslm.errors import ConfigError, StorageError
