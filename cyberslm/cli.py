@@ -199,16 +199,38 @@ def evaluate(
 
 
 @data_app.command("prepare", no_args_is_help=True)
-def data_prepare(config: Config, overrides: Overrides = None) -> None:
-    """Read, split and tokenize the sources.
+def data_prepare(
+    config: Config,
+    overrides: Overrides = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would be kept, dropped, redacted.")
+    ] = False,
+    part: Annotated[str, typer.Option("--slice", metavar="I/N", help="Read and redact slice I of N alone.")] = "",
+    merge: Annotated[bool, typer.Option("--merge", help="Make shards of the slices instead of the sources.")] = False,
+) -> None:
+    """Read, redact, clean, split and tokenize the sources.
 
     Nothing is done when the token shards are up to date.
     """
+    from cyberslm.errors import ConfigError
+    from cyberslm.recipes import data
     from cyberslm.recipes.config import load_run
-    from cyberslm.recipes.data import describe, ensure_prepared
 
-    prepared = ensure_prepared(load_run(config, overrides or ()).value, _say)
-    for line in describe(prepared):
+    if sum((dry_run, merge, bool(part))) > 1:
+        raise ConfigError("give one of --dry-run, --slice and --merge")
+    run = load_run(config, overrides or ()).value
+    if dry_run:
+        for line in data.dry_run(run, _say):
+            typer.echo(line)
+        return
+    if part:
+        number, _, count = part.partition("/")
+        if not (number.isascii() and number.isdigit() and count.isascii() and count.isdigit()):
+            raise ConfigError(f"--slice is {part!r}: write it as I/N, such as 1/4")
+        typer.echo(f"slice: {data.write_slice(run, int(number), int(count), _say)}")
+        return
+    prepared = data.merge_slices(run, _say) if merge else data.ensure_prepared(run, _say)
+    for line in data.describe(prepared):
         typer.echo(line)
     typer.echo(f"prepared: {prepared.folder}")
 

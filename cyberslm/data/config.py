@@ -6,11 +6,13 @@ their shards. ``threads`` and ``prepared`` only say how and where.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from cyberslm.config import PathStr
+from cyberslm.data.clean.config import StepConfig
 from cyberslm.data.readers.encodings import keeps_ascii
+from cyberslm.data.redact.config import RedactConfig
 from cyberslm.errors import ConfigError
 
 MAX_SHARD_TOKENS = 1 << 40
@@ -47,6 +49,12 @@ class DataConfig:
     """A longer text is cut at line borders; a longer record, mail or page is bad input, for it must fit in memory."""
     max_expansion: int = 200
     """Most bytes that each byte of a compressed file or archive may become (64 MiB are always allowed)."""
+    redact: RedactConfig | None = None
+    """What leaves the text before anything else is done with it; null leaves all of it."""
+    steps: tuple[StepConfig, ...] = ()
+    """Cleaning steps in their order, one an entry, such as `- exact_duplicates: {}`; none is on by itself."""
+    workers: int = 0
+    """Processes that read, redact and clean; 0 takes every CPU from 64 MiB of files on, else one."""
     prepared: PathStr | None = None
     """Folder of the token shards, shared by runs that use the same text; the default is `data` in the run's folder."""
     threads: int = 0
@@ -61,6 +69,7 @@ class DataConfig:
             )
         limits = (
             ("threads", 0, MAX_THREADS),
+            ("workers", 0, MAX_THREADS),
             ("shard_tokens", 1, MAX_SHARD_TOKENS),
             ("max_document_bytes", MIN_DOCUMENT_BYTES, MAX_DOCUMENT_BYTES),
             ("max_expansion", 1, MAX_EXPANSION),
@@ -100,6 +109,14 @@ class DataConfig:
             "on_bad_input": self.on_bad_input,
             "max_document_bytes": self.max_document_bytes,
             "max_expansion": self.max_expansion,
+            "redact": None if self.redact is None else _without(self.redact, "key_file"),
+            "steps": [{step.name: _without(step.settings, "against")} for step in self.steps],
             "validation_fraction": None if self.validation else self.validation_fraction,
             "shard_tokens": self.shard_tokens,
         }
+
+
+def _without(settings: Any, path: str) -> dict[str, object]:
+    """Settings as JSON holds them, less the one that is a path."""
+    plain = {key: value for key, value in asdict(settings).items() if key != path}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}

@@ -27,8 +27,8 @@ from cyberslm.data.clean.entry import Entry, Group, Outcome, Step, Survey
 from cyberslm.data.clean.quality import QualityStep
 from cyberslm.data.clean.texts import LengthStep, UnicodeStep
 from cyberslm.data.clean.tripwires import TripwireStep
-from cyberslm.data.clean.workers import map_ordered
 from cyberslm.data.sources import copy_digest
+from cyberslm.data.workers import map_ordered
 from cyberslm.errors import InputError
 
 BATCH_CHARACTERS = 1 << 20

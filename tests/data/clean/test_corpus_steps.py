@@ -29,7 +29,7 @@ from cyberslm.data.clean.contamination import ContaminationStep, index_evaluatio
 from cyberslm.data.clean.counts import StepCounts, table
 from cyberslm.data.clean.entry import Entry, Outcome
 from cyberslm.data.clean.pipeline import Cleaned, Pipeline
-from cyberslm.data.clean.workers import map_ordered
+from cyberslm.data.workers import map_ordered
 from cyberslm.errors import ConfigError, CyberSLMError, DataError, InputError
 
 
