@@ -20,6 +20,7 @@ from cyberslm.errors import ConfigError
 MAX_SHINGLE_WORDS = 16
 MAX_PERMUTATIONS = 1024
 MAX_WINDOW = 1000
+CORPUS_WIDE = frozenset({"boilerplate", "exact_duplicates", "near_duplicates"})
 
 Tripwire = Literal[
     "bidi control", "invisible character", "hidden tag text", "mixed alphabets", "instruction to a model"
@@ -236,6 +237,11 @@ class StepConfig:
     @property
     def settings(self) -> Any:
         return getattr(self, self.name)
+
+    @property
+    def corpus_wide(self) -> bool:
+        """Whether the step must see every document before it can judge one."""
+        return self.name in CORPUS_WIDE
 
 
 def _at_least(name: str, value: int, low: int) -> None:
