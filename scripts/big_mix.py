@@ -22,6 +22,7 @@ the release that the machine runs, so only SOURCES.json says what a corpus was m
 from __future__ import annotations
 
 import argparse
+import gzip
 import html
 import io
 import json
@@ -107,23 +108,22 @@ def fetch_debian(package: Debian, folder: Path, *, offline: bool) -> Path | str:
 def debian_files(deb: Path, wanted: str) -> Iterator[File]:
     """The regular files of a package that match, and its copyright statement, by their paths below /."""
     command = ["dpkg-deb", "--fsys-tarfile", str(deb)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process, _stream(process) as archive:
-        for member in archive:
-            name = member.name.removeprefix("./")
-            if not member.isreg() or ".." in PurePosixPath(name).parts or member.size > MEMBER_LIMIT:
-                continue
-            if COPYRIGHT.fullmatch(name) or re.search(f"(?:{wanted})$", name):
-                stream = archive.extractfile(member)
-                yield File(name, stream.read() if stream else b"")
+    try:
+        with (
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process,
+            tarfile.open(fileobj=process.stdout, mode="r|") as archive,
+        ):
+            for member in archive:
+                name = member.name.removeprefix("./")
+                if not member.isreg() or ".." in PurePosixPath(name).parts or member.size > MEMBER_LIMIT:
+                    continue
+                if COPYRIGHT.fullmatch(name) or re.search(f"(?:{wanted})$", name):
+                    stream = archive.extractfile(member)
+                    yield File(name, stream.read() if stream else b"")
+    except tarfile.TarError:
+        process.returncode = 1
     if process.returncode:
         raise Stop(f"{deb} is no whole Debian package: remove it, so that it is fetched again")
-
-
-def _stream(process: subprocess.Popen[bytes]) -> tarfile.TarFile:
-    try:
-        return tarfile.open(fileobj=process.stdout, mode="r|")
-    except tarfile.TarError as error:
-        raise Stop(f"dpkg-deb gave no tar stream: {error}") from error
 
 
 def add_debian(package: Debian, deb: Path, out: Path) -> dict[str, Any]:
@@ -199,8 +199,6 @@ def add_wheel(wheel: Path, pattern: str, key: str, target: Path) -> dict[str, in
 def _unpacked(name: str, data: bytes) -> bytes:
     if not name.endswith(".gz"):
         return data
-    import gzip
-
     with gzip.open(io.BytesIO(data)) as stream:
         content = stream.read(MEMBER_LIMIT + 1)
     if len(content) > MEMBER_LIMIT:

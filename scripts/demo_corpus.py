@@ -218,8 +218,9 @@ SOURCES = (
 )
 
 
-def pinned(folder: Path, pins: Path = PINS) -> dict[str, tuple[str, str, Path | None]]:
+def pinned(folder: Path, pins: Path | None = None) -> dict[str, tuple[str, str, Path | None]]:
     """Package -> version, SHA-256 and the wheel in ``folder``, if there; ``Stop`` at one with the wrong content."""
+    pins = pins or PINS
     found: dict[str, tuple[str, str, Path | None]] = {}
     line = re.compile(r"^([\w.-]+)==(\S+) +--hash=sha256:([0-9a-f]{64})$", re.M)
     for package, version, expected in line.findall(pins.read_text(encoding="utf-8")):
@@ -231,8 +232,9 @@ def pinned(folder: Path, pins: Path = PINS) -> dict[str, tuple[str, str, Path | 
     return found
 
 
-def fetch(folder: Path, pins: Path = PINS) -> str:
+def fetch(folder: Path, pins: Path | None = None) -> str:
     """Have pip bring what is missing. Returns why no registry can be reached, or ""; ``Stop`` if it fails otherwise."""
+    pins = pins or PINS
     if all(path for *_, path in pinned(folder, pins).values()):
         return ""
     if importlib.util.find_spec("pip") is None:
