@@ -102,7 +102,8 @@ class Redact(PipelineStep):
         with self.findings.open(f"{rank:05d}.jsonl", "wt") as findings:
             for document in data or ():
                 redacted = redactor.redact(document.text)
-                findings.writelines(finding_lines(redacted, document.metadata["name"], line=document.metadata["line"]))
+                entry = to_entry(document)
+                findings.writelines(finding_lines(redacted, entry.name, line=entry.line, record=entry.record))
                 for found in redacted.findings:
                     self.stat_update(found.cls)
                 document.text = redacted.text

@@ -26,7 +26,6 @@ from cyberslm.data.spool import Spooled, write_spool
 
 TASK_BYTES = 1 << 24
 TASK_FILES = 1000
-RECORDS = frozenset({"jsonl", "json", "csv", "tsv", "parquet"})
 
 
 class Task(NamedTuple):
@@ -130,7 +129,7 @@ class PartMaker:
                     redacted = self.redactor.redact(entry.text)
                     meta.redaction.add(redacted)
                     if redacted.findings:
-                        write_finds(finding_lines(redacted, entry.name, line=entry.line))
+                        write_finds(finding_lines(redacted, entry.name, line=entry.line, record=entry.record))
                         entry = entry._replace(text=redacted.text)
                 yield Spooled(entry)
 
@@ -140,7 +139,7 @@ def entries(file: InputFile, config: DataConfig, counts: Counts) -> Iterator[Ent
     own = len(printable(file.path))
     for document in read_documents(file, config, counts):
         name = file.name + document.source[own:]
-        record = named_format(name.rpartition("!")[2]) in RECORDS
+        record = named_format(name.rpartition("!")[2]) not in ("text", None)
         yield Entry(document.text, file.key, name, document.line, record=record)
 
 

@@ -55,11 +55,11 @@ def main(
     packages: tuple[str, ...],
     make_material: Callable[[Path], object] | None = None,
 ) -> None:
-    """Measure every group, or the one whose title begins with ``--group``; prints what ``make_material`` returns."""
+    """Measure every group, or those whose titles begin as ``--group`` says; prints what ``make_material`` returns."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2, help="threads of torch")
-    parser.add_argument("--group", default="", help="beginning of the titles to measure")
+    parser.add_argument("--group", default="", help="beginnings of the titles to measure, with commas between")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.only is not None:
@@ -80,7 +80,7 @@ def main(
             os.environ[MATERIAL] = folder
             print(make_material(Path(folder)))
         for title, group in groups.items():
-            if title.startswith(arguments.group):
+            if title.startswith(tuple(arguments.group.split(","))):
                 _table(title, group.unit, _rounds(title, group, arguments.rounds, arguments.threads))
     print(f"\nload {os.getloadavg()[0]:.1f} at the end")
 

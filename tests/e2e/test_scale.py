@@ -51,7 +51,9 @@ def write_corpus(folder: Path) -> Path:
     for at, text in enumerate(texts[:40]):
         (folder / "one" / f"{at:03}.txt").write_text(text)
     for at in range(2100):
-        (folder / "one" / f"note-{at}.txt").write_text(f"{at} {words[at % 9]} of {at // 7} and {words[at % 8]} {at ^ 77}")
+        (folder / "one" / f"note-{at}.txt").write_text(
+            f"{at} {words[at % 9]} of {at // 7} and {words[at % 8]} {at ^ 77}"
+        )
     (folder / "one" / "key.txt.gz").write_bytes(gzip.compress(f"The key is {SECRET}, and {words}".encode()))
     lines = [json.dumps({"text": text}) for text in texts[30:] + [f"mail jane.roe@corp.acme.com\u2028about {words}"]]
     (folder / "two.jsonl").write_text("\n".join([*lines, "{damaged", json.dumps({"text": "short"})]) + "\n")

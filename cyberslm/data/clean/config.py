@@ -86,7 +86,7 @@ class QualityConfig:
     max_repeated_words: float = 0.95
     """Largest share of runs of 5 words that stood before in the document; under 100 words it is not judged."""
     max_keyboard: float = 0.35
-    """Largest share of lower-case Latin words with 4 consonants in a row; under 20 such words it is not judged."""
+    """Largest share of different lower-case Latin words with 4 consonants in a row; under 20 it is not judged."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
