@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from cyberslm.data.config import DataConfig
 from cyberslm.data.inputs import InputFile, Inspection, find_inputs, inspect
+from cyberslm.data.shards import Place
 from cyberslm.data.sources import Counts, copy_digest, is_validation, read_documents
 from cyberslm.errors import DataError
 
@@ -32,6 +33,7 @@ class Piece(NamedTuple):
     text_bytes: int
     split: Split
     key: str
+    place: Place
 
 
 class Corpus:
@@ -67,7 +69,8 @@ class Corpus:
 
     def pieces(self, counts: Mapping[str, Counts], stage: Stage) -> Iterator[Piece]:
         """Every document that is kept, each counted under its source."""
-        for file, done in self._tracked(stage):
+        for number, (file, done) in enumerate(self._tracked(stage)):
+            source = _number(file.key)
             count, seen, told = counts[file.key], 0, 0
             for document in read_documents(file, self._inspections[file.path], self.config, count):
                 text_bytes = len(document.text.encode())
@@ -80,7 +83,7 @@ class Corpus:
                     count.skip("copy in data.validation", f"{document.source}:{document.line}")
                 else:
                     count.add(text_bytes, held_out=split == "validation")
-                    yield Piece(document.text, text_bytes, split, file.key)
+                    yield Piece(document.text, text_bytes, split, file.key, Place(source, number, document.line))
 
     def new_counts(self) -> dict[str, Counts]:
         """Counts for each source, beginning with what its folders hold but is not read."""
@@ -139,3 +142,8 @@ class Corpus:
             yield file, done
             done += file.size
         self._progress(stage, done, self._total)
+
+
+def _number(key: str) -> int:
+    """3 for data.sources[3]."""
+    return int(key[key.index("[") + 1 : -1])

@@ -5,7 +5,8 @@
 The documents are read in a fixed order: once for the tokenizer where one is trained (training documents only) and once
 to write tokens. ``data_sha256`` covers the shards alone, so equal text, settings and tokenizer give equal values in any
 folder, at any time, on any machine. Documents are tokenized in batches: memory is bounded by a batch and by the longest
-document. ``inputs.jsonl`` lists each file that was read, with the hash of its bytes.
+document. ``inputs.jsonl`` lists each file that was read, with the hash of its bytes; every document in the shards has
+the number of its line there.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from typing import Any
 from cyberslm.data.config import DataConfig
 from cyberslm.data.corpus import Corpus, Piece, Progress, Split
 from cyberslm.data.inputs import find_inputs, inspect, printable
-from cyberslm.data.shards import MIN_TOKENS, PREPARE_AGAIN, SUFFIX, ShardWriter, TokenStore
+from cyberslm.data.shards import INPUTS_FILE, MIN_TOKENS, PREPARE_AGAIN, SUFFIX, ShardWriter
 from cyberslm.data.sources import Counts
+from cyberslm.data.store import TokenStore
 from cyberslm.errors import DataError, IntegrityError, StorageError
 from cyberslm.files import publish, read_manifest, sha256_file
 from cyberslm.text.tokenizer import Tokenizer, load_tokenizer
 
-FORMAT = "cyberslm-prepared-data/1"
-INPUTS_FILE = "inputs.jsonl"
+FORMAT = "cyberslm-prepared-data/2"
 TOKENIZER_FOLDER = "tokenizer"
 MANIFEST_KEYS = frozenset(
     {"format", "settings", "tokenizer_settings", "tokenizer_sha256", "sources", "data_sha256", "files"}
@@ -52,6 +53,11 @@ class Prepared:
     train: TokenStore
     validation: TokenStore | None
     manifest: Mapping[str, Any]
+
+    def validation_source(self, number: int) -> str:
+        """The key of a source of the validation split, by the number that its documents have there."""
+        own = any(key.startswith("data.validation[") for key in self.manifest["sources"])
+        return f"data.validation[{number}]" if own else f"data.sources[{number}]"
 
     @property
     def data_sha256(self) -> str:
@@ -163,7 +169,7 @@ def _write_shards(corpus: Corpus, tokenizer: Tokenizer, folder: Path) -> dict[st
         for batch in _batches(corpus.pieces(counts, "tokens")):
             encoded = tokenizer.encode_documents([piece.text for piece in batch], num_threads=threads)
             for piece, ids in zip(batch, encoded, strict=True):
-                writers[piece.split].add(ids, text_bytes=piece.text_bytes)
+                writers[piece.split].add(ids, text_bytes=piece.text_bytes, place=piece.place)
                 counts[piece.key].tokens += ids.size
     corpus.check(counts)
     for split, writer in writers.items():
