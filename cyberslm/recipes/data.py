@@ -16,13 +16,13 @@ from cyberslm.config import differences
 from cyberslm.data.inputs import find_inputs
 from cyberslm.data.loader import RowLoader
 from cyberslm.data.prepare import Prepared, Texts, open_prepared, prepare, stale, training_texts
-from cyberslm.data.shards import TokenStore
+from cyberslm.data.store import TokenStore
 from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.recipes.config import TrainRun
 from cyberslm.text.tokenizer import MODEL_FILE, SentencePieceTokenizer, Tokenizer, saved_bos_rule
 from cyberslm.text.train import TokenizerConfig, train_tokenizer
-from cyberslm.training.trackers import short
+from cyberslm.training.trackers import count, short
 
 Say = Callable[[str], None]
 
@@ -112,7 +112,7 @@ def open_verified(folder: Path) -> Prepared:
 
 
 def row_loader(run: TrainRun, prepared: Prepared, store: TokenStore) -> RowLoader:
-    """Rows of ``store`` as the run trains on them."""
+    """Rows of ``store`` as the run trains on them; those of the training split are mixed as the run asks."""
     tokenizer = prepared.tokenizer
     return RowLoader(
         store,
@@ -121,6 +121,10 @@ def row_loader(run: TrainRun, prepared: Prepared, store: TokenStore) -> RowLoade
         seed=run.seed,
         pad_id=tokenizer.pad_id,
         bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
+        layout=run.data.rows,
+        isolate=run.data.isolate_documents,
+        mixture=run.data.parts if store is prepared.train else {},
+        mixture_unit=run.data.mixture_unit,
     )
 
 
@@ -169,6 +173,21 @@ def describe(prepared: Prepared) -> Iterator[str]:
                 f"data: {name}: {store.num_documents:,} documents, {short(store.num_tokens)} tokens,"
                 f" {store.text_bytes / max(1, store.num_tokens):.2f} bytes per token"
             )
+
+
+def describe_rows(loader: RowLoader) -> Iterator[str]:
+    """How text lies in rows, unless it is just cut, and what each source gives to an epoch, if they are mixed."""
+    usage = loader.usage
+    if loader.layout == "pack":
+        cut = f"; {count(usage.cut, 'longer document')} cut into {usage.pieces:,} pieces" if usage.cut else ""
+        yield f"rows: {usage.rows:,} packed, {usage.padding:.2%} padding{cut}"
+    if loader.isolate:
+        yield "rows: documents don't see each other"
+    for quota in loader.quotas:
+        yield (
+            f"mixture: data.sources[{quota.source}]: {quota.per_epoch:,.1f} rows an epoch of"
+            f" {count(quota.num_rows, 'row')}, {quota.per_epoch / loader.rows_per_epoch:.2%} of all"
+        )
 
 
 def _tokenizer(config: TokenizerConfig, texts: Texts, say: Say) -> Tokenizer:
