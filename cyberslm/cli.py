@@ -202,16 +202,38 @@ def evaluate(
 
 
 @data_app.command("prepare", no_args_is_help=True)
-def data_prepare(config: Config, overrides: Overrides = None) -> None:
-    """Read, split and tokenize the sources.
+def data_prepare(
+    config: Config,
+    overrides: Overrides = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would be kept, dropped, redacted.")
+    ] = False,
+    part: Annotated[str, typer.Option("--slice", metavar="I/N", help="Read and redact slice I of N alone.")] = "",
+    merge: Annotated[bool, typer.Option("--merge", help="Make shards of the slices instead of the sources.")] = False,
+) -> None:
+    """Read, redact, clean, split and tokenize the sources.
 
     Nothing is done when the token shards are up to date.
     """
+    from cyberslm.errors import ConfigError
+    from cyberslm.recipes import data
     from cyberslm.recipes.config import load_run
-    from cyberslm.recipes.data import describe, ensure_prepared
 
-    prepared = ensure_prepared(load_run(config, overrides or ()).value, _say)
-    for line in describe(prepared):
+    if sum((dry_run, merge, bool(part))) > 1:
+        raise ConfigError("give one of --dry-run, --slice and --merge")
+    run = load_run(config, overrides or ()).value
+    if dry_run:
+        for line in data.dry_run(run, _say):
+            typer.echo(line)
+        return
+    if part:
+        number, _, count = part.partition("/")
+        if not (number.isascii() and number.isdigit() and count.isascii() and count.isdigit()):
+            raise ConfigError(f"--slice is {part!r}: write it as I/N, such as 1/4")
+        typer.echo(f"slice: {data.write_slice(run, int(number), int(count), _say)}")
+        return
+    prepared = data.merge_slices(run, _say) if merge else data.ensure_prepared(run, _say)
+    for line in data.describe(prepared):
         typer.echo(line)
     typer.echo(f"prepared: {prepared.folder}")
 
@@ -231,6 +253,39 @@ def tokenizer_train(
 
     folder = write_tokenizer(load_run(config, overrides or ()).value, out, _say)
     typer.echo(f"tokenizer: {folder}\nuse it with:  tokenizer.path={folder}")
+
+
+@tokenizer_app.command("report", no_args_is_help=True)
+def tokenizer_report(
+    subject: Annotated[
+        Path,
+        typer.Argument(metavar="CONFIG_OR_MODEL", help="A configuration, a model or run folder, or a tokenizer."),
+    ],
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="TEXT", help="Files, folders or globs; default: the run's sources.")
+    ] = None,
+    against: Annotated[
+        list[Path] | None, typer.Option(help="Another tokenizer or model to compare with; repeat for several.")
+    ] = None,
+    sample_bytes: Annotated[int, typer.Option(help="Most bytes of each TEXT to measure on.")] = 4_000_000,
+    as_json: AsJson = False,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the comparison (plots extra).")] = None,
+) -> None:
+    """Show what a tokenizer costs.
+
+    Bytes per token and tokens per word of each TEXT, tokens per indicator, texts that don't come back, idle pieces.
+    """
+    from cyberslm.recipes.tokenizer_report import report, table
+
+    reports = report(subject, texts or (), against=against or (), sample_bytes=sample_bytes, say=_say)
+    if plot is not None:
+        from cyberslm.files import write_bytes
+        from cyberslm.text.plots import report_chart
+
+        write_bytes(plot, report_chart(reports))
+        _say(f"chart: {plot}")
+    for line in [json.dumps(each.to_json()) for each in reports] if as_json else table(reports):
+        typer.echo(line)
 
 
 def run() -> None:

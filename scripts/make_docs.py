@@ -27,9 +27,13 @@ def settings_page() -> str:
         "|---|---|---|---|",
     ]
     for key, field in documented_fields(TrainRun).items():
-        default = "required" if field.default is MISSING else f"`{_plain(field.default)}`"
-        lines.append(f"| `{key}` | {field.type.replace('|', chr(92) + '|')} | {default} | {field.doc} |")
+        default = "required" if field.default is MISSING else f"`{_cell(_plain(field.default))}`"
+        lines.append(f"| `{key}` | {_cell(field.type)} | {default} | {field.doc} |")
     return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def _plain(value: object) -> str:

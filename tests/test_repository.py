@@ -125,3 +125,13 @@ def test_importing_the_package_does_nothing() -> None:
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_tokenizer_page_shows_the_preset_as_it_is() -> None:
+    import yaml
+
+    from cyberslm.text.config import SECURITY_SYMBOLS, TokenizerConfig
+
+    page = (ROOT / "docs" / "tokenizer.md").read_text()
+    shown = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])["tokenizer"]["protected"]
+    assert tuple(shown) == SECURITY_SYMBOLS == TokenizerConfig(protected=tuple(shown)).protected

@@ -1,63 +1,111 @@
-"""The files of a configuration and passes over their documents: which are kept, on which side, and what is not.
+"""The documents of a configuration: read, redacted, cleaned, each on its side of the validation split.
 
-Files are found and hashed once, so every pass reads the same bytes or fails. Validation sources come first. A training
-document that has a copy in ``data.validation`` is left out and counted, so the two sides never share a text.
+Reading and redacting make parts (``parts``), cleaning makes one spool of what is left (``clean.pipeline``), and every
+later pass reads that. Validation sources come first. A training document that has a copy, or with a near-duplicate step
+a near copy, in ``data.validation`` is left out and counted, so the two sides never share a text. Without
+``data.validation`` the name of a document's group of copies decides its side. The result is the same for any number of
+workers or slices.
 """
 
 from __future__ import annotations
 
+import hmac
+import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from cyberslm.data.clean.config import StepConfig
+from cyberslm.data.clean.counts import StepCounts
+from cyberslm.data.clean.duplicates import DuplicateReport, is_held_out
+from cyberslm.data.clean.entry import Entry
+from cyberslm.data.clean.pipeline import Cleaned, Pipeline
 from cyberslm.data.config import DataConfig
-from cyberslm.data.inputs import InputFile, Inspection, find_inputs, inspect
-from cyberslm.data.shards import Place
-from cyberslm.data.sources import Counts, copy_digest, is_validation, read_documents
+from cyberslm.data.counts import Counts
+from cyberslm.data.inputs import find_inputs, hash_file
+from cyberslm.data.parts import Files, Part, PartMaker, entries, make_tasks, read_meta
+from cyberslm.data.redact.config import RedactionKey, load_key
+from cyberslm.data.redact.redactor import Redactor
+from cyberslm.data.redact.report import RedactionReport
+from cyberslm.data.sources import copy_digest
+from cyberslm.data.spool import Spooled, read_spool, write_spool
+from cyberslm.data.workers import map_ordered
 from cyberslm.errors import DataError
 
 Split = Literal["train", "validation"]
-Stage = Literal["hash", "tokenizer", "tokens"]
+Stage = Literal["read", "clean", "tokenizer", "tokens"]
 
 Progress = Callable[[Stage, int, int], None]
-"""Called with the stage, the bytes of source files done, and the bytes of all of them."""
+"""Called with the stage, the bytes of source files or text done, and the bytes of all of it."""
 
 PROGRESS_BYTES = 1 << 20
+WORTH_WORKERS = 1 << 26
 
 
 class Piece(NamedTuple):
-    """A document that is kept; ``key`` names its source, such as data.sources[0]."""
+    """A document that is kept; ``key`` names its source, such as data.sources[0], and ``name`` its file."""
 
     text: str
     text_bytes: int
     split: Split
     key: str
-    place: Place
+    name: str
+    line: int
+
+
+class Reading(NamedTuple):
+    """What reading gave: the parts in order, and per source what was passed over before."""
+
+    parts: tuple[Part, ...]
+    passed_over: Mapping[str, Counter[str]]
+    lasting_key: bool
+    """Pseudonyms and digests can be compared with those of other runs."""
+
+
+def read_parts(
+    config: DataConfig, files: Files, folder: Path, progress: Progress, *, slices: tuple[int, int] = (1, 1)
+) -> Reading:
+    """Make the parts of slice i of n in ``folder``. Raises DataError for what can't be read."""
+    key = load_key(config.redact) if config.redact is not None else None
+    maker = PartMaker(config, _redactor(config, key), folder, files.keys)
+    number, count = slices
+    tasks = [task for task in make_tasks(files.files) if task.number % count == number - 1]
+    total = sum(file.size for task in tasks for file in task.files)
+    done, parts = 0, []
+    progress("read", 0, total)
+    for task, part in zip(tasks, map_ordered(maker, tasks, workers=num_workers(config, total)), strict=True):
+        parts.append(part)
+        done += sum(file.size for file in task.files)
+        progress("read", done, total)
+    return Reading(tuple(parts), files.passed_over, lasting_key=key is None or key.lasting)
 
 
 class Corpus:
-    """Inspected files and the documents in them; raises DataError for what can't be read."""
+    """The documents of a reading, cleaned into ``scratch``. Raises DataError and ConfigError."""
 
-    def __init__(self, config: DataConfig, progress: Progress) -> None:
-        if not config.sources:
-            raise DataError("data.sources is empty; list the files, folders or globs to learn from")
-        train = find_inputs(config.sources, key="data.sources")
-        validation = find_inputs(config.validation, key="data.validation")
+    def __init__(self, config: DataConfig, reading: Reading, scratch: Path, progress: Progress) -> None:
         self.config = config
-        self.files = validation.files + train.files
-        self._passed_over = validation.passed_over | train.passed_over
+        self.keys = list(reading.passed_over)
+        self.redaction = RedactionReport()
+        self.lasting_key = reading.lasting_key
+        self.steps: Mapping[tuple[str, str], StepCounts] = {}
+        self.duplicates: Mapping[str, DuplicateReport] = {}
+        self.file_facts: list[dict[str, object]] = []
+        """One plain record for each file that was read."""
+        self.parts = reading.parts
         self._progress = progress
-        self._total = sum(file.size for file in self.files)
-        self._inspections: dict[Path, Inspection] = {}
-        for file, _ in self._tracked("hash"):
-            if file.path not in self._inspections:
-                self._inspections[file.path] = inspect(file)
-        self._held_out = {
-            copy_digest(document.text)
-            for file in validation.files
-            for document in read_documents(file, self._inspections[file.path], config, Counts())
-        }
+        self._read = {key: Counts(skipped=reasons.copy()) for key, reasons in reading.passed_over.items()}
+        for part in reading.parts:
+            meta = read_meta(part)
+            self.redaction.merge(meta.redaction)
+            self.file_facts += meta.files
+            for key, counts in meta.counts.items():
+                self._read[key].merge(counts)
+        self._spools = [part.documents for part in reading.parts]
+        if config.steps:
+            self._clean(scratch)
+        self._total = sum(spool.stat().st_size for spool in self._spools)
 
     def training_texts(self) -> Iterator[str]:
         """Texts of the training documents; at the end makes sure that each split has what it needs."""
@@ -69,25 +117,37 @@ class Corpus:
 
     def pieces(self, counts: Mapping[str, Counts], stage: Stage) -> Iterator[Piece]:
         """Every document that is kept, each counted under its source."""
-        for number, (file, done) in enumerate(self._tracked(stage)):
-            source = _number(file.key)
-            count, seen, told = counts[file.key], 0, 0
-            for document in read_documents(file, self._inspections[file.path], self.config, count):
-                text_bytes = len(document.text.encode())
-                seen += text_bytes
-                if seen - told >= PROGRESS_BYTES:
-                    told = seen
-                    self._progress(stage, done + min(seen, file.size), self._total)
-                split = self._split(file, document.text)
-                if split is None:
-                    count.skip("copy in data.validation", f"{document.source}:{document.line}")
-                else:
-                    count.add(text_bytes, held_out=split == "validation")
-                    yield Piece(document.text, text_bytes, split, file.key, Place(source, number, document.line))
+        held_out: set[bytes] = set()
+        done = told = 0
+        self._progress(stage, 0, self._total)
+        for entry, group in self._documents(self._spools):
+            text_bytes = len(entry.text.encode())
+            done += text_bytes
+            if done - told >= PROGRESS_BYTES:
+                told = done
+                self._progress(stage, min(done, self._total), self._total)
+            count, digest = counts[entry.source], copy_digest(entry.text)
+            split = self._split(entry, digest[:16] if group is None else group.key, digest, held_out)
+            if split == "train" and group is not None and group.source.startswith("data.validation"):
+                split = None
+            if split is None:
+                count.skip("copy in data.validation", entry.place())
+            else:
+                count.add(text_bytes, held_out=split == "validation")
+                yield Piece(entry.text, text_bytes, split, entry.source, entry.name, entry.line)
+        self._progress(stage, self._total, self._total)
 
     def new_counts(self) -> dict[str, Counts]:
-        """Counts for each source, beginning with what its folders hold but is not read."""
-        return {key: Counts(skipped=reasons.copy()) for key, reasons in self._passed_over.items()}
+        """Counts for each source, beginning with what was passed over, not read or left out by a step."""
+        fresh = {key: Counts() for key in self._read}
+        for key, counts in fresh.items():
+            counts.merge(self._read[key])
+        for (key, name), step in self.steps.items():
+            for reason, number in step.dropped.items():
+                examples = step.examples.get(reason)
+                fresh[key].skip(f"{name}: {reason}", examples[0][-1] if examples else "")
+                fresh[key].skipped[f"{name}: {reason}"] += number - 1
+        return fresh
 
     def check(self, counts: Mapping[str, Counts]) -> None:
         """Raise DataError when there is no text, or when a split that is wanted is empty."""
@@ -96,7 +156,7 @@ class Corpus:
         skipped = sum((count.skipped for count in counts.values()), start=Counter[str]())
         listed = ", ".join(f"{number} {reason}" for reason, number in sorted(skipped.items())) or "nothing"
         if documents == 0:
-            raise DataError(f"data.sources hold no text: {len(self.files)} files read, skipped: {listed}")
+            raise DataError(f"data.sources hold no text: {len(self.file_facts)} files read, skipped: {listed}")
         if documents == 1 and self.config.validation_fraction > 0 and not self.config.validation:
             raise DataError(
                 f"data.sources hold one document (skipped: {listed}) and none is left to validate on; add text, cut it "
@@ -116,34 +176,85 @@ class Corpus:
                 "data.txt_unit: paragraph, or set data.validation_fraction: 0 to train without validation"
             )
 
-    def file_facts(self) -> Iterator[dict[str, object]]:
-        """One plain record for each file that is read."""
-        for file in self.files:
-            digest = self._inspections[file.path].sha256
-            yield {
-                "source": file.key,
-                "path": file.name,
-                "size": file.size,
-                "mtime_ns": file.mtime_ns,
-                "sha256": digest,
-            }
+    def _clean(self, scratch: Path) -> None:
+        raw, pipeline = self._spools, make_pipeline(self.config.steps, self.config, scratch=scratch, keys=self.keys)
+        total = sum(spool.stat().st_size for spool in raw)
+        workers = num_workers(self.config, total)
 
-    def _split(self, file: InputFile, text: str) -> Split | None:
-        if file.key.startswith("data.validation"):
+        def start() -> Iterator[Entry]:
+            done = 0
+            for number, spool in enumerate(raw):
+                self._progress("clean", done, total)
+                yield from (each.entry for each in self._documents([spool]))
+                done += raw[number].stat().st_size
+
+        pipeline.survey(start, workers=workers)
+        cleaned: Iterable[Cleaned] = pipeline.run(start, workers=workers)
+        target = scratch / "cleaned.docs"
+        write_spool(target, (Spooled(*each) for each in cleaned), self.keys)
+        for spool in raw:
+            spool.unlink()
+        self._spools, self.steps, self.duplicates = [target], pipeline.counts, pipeline.duplicates
+
+    def _documents(self, spools: Iterable[Path]) -> Iterator[Spooled]:
+        for spool in spools:
+            yield from read_spool(spool, self.keys)
+
+    def _split(self, entry: Entry, group: bytes, digest: bytes, held_out: set[bytes]) -> Split | None:
+        if entry.source.startswith("data.validation"):
+            held_out.add(digest)
             return "validation"
         if self.config.validation:
-            return None if copy_digest(text) in self._held_out else "train"
-        return "validation" if is_validation(text, self.config.validation_fraction) else "train"
-
-    def _tracked(self, stage: Stage) -> Iterator[tuple[InputFile, int]]:
-        done = 0
-        for file in self.files:
-            self._progress(stage, done, self._total)
-            yield file, done
-            done += file.size
-        self._progress(stage, done, self._total)
+            return None if digest in held_out else "train"
+        return "validation" if is_held_out(group, self.config.validation_fraction) else "train"
 
 
-def _number(key: str) -> int:
-    """3 for data.sources[3]."""
-    return int(key[key.index("[") + 1 : -1])
+def make_pipeline(steps: Sequence[StepConfig], config: DataConfig, *, scratch: Path, keys: Sequence[str]) -> Pipeline:
+    """The cleaning steps; evaluation files are read as the sources are."""
+
+    def evaluation(paths: Sequence[str]) -> Iterator[Entry]:
+        for file in find_inputs(paths, key="data.steps.contamination.against").files:
+            yield from entries(file, config, Counts())
+
+    return Pipeline(steps, scratch=scratch, sources=keys, evaluation=evaluation)
+
+
+def num_workers(config: DataConfig, text_bytes: int) -> int:
+    """Processes to read and clean ``text_bytes`` with; starting them takes seconds, so little text gets one."""
+    if config.workers:
+        return config.workers
+    return available_cpus() if text_bytes > WORTH_WORKERS else 1
+
+
+def available_cpus() -> int:
+    """CPUs that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def settings_of(config: DataConfig) -> dict[str, object]:
+    """What decides the tokens: settings, which key redacts, and the evaluation files that are kept out."""
+    settings = config.shaping()
+    if config.redact is not None:
+        key = load_key(config.redact)
+        settings["redact.key"] = hmac.digest(key.secret, b"which key", "sha256").hex()[:16] if key.lasting else None
+    against = [path for step in config.steps if step.contamination for path in step.contamination.against]
+    if against:
+        found = find_inputs(against, key="data.steps.contamination.against").files
+        settings["steps.against"] = {file.name: hash_file(file) for file in found}
+    return settings
+
+
+def report_of(corpus: Corpus) -> dict[str, object]:
+    """What cleaning and redaction did, as plain data."""
+    return {
+        "steps": [{"source": source, "step": name, **each.summary()} for (source, name), each in corpus.steps.items()],
+        "duplicates": {name: each._asdict() for name, each in corpus.duplicates.items()},
+        "redaction": corpus.redaction.summary() | {"lasting_key": corpus.lasting_key}
+        if corpus.config.redact is not None
+        else None,
+    }
+
+
+def _redactor(config: DataConfig, key: RedactionKey | None) -> Redactor | None:
+    return None if config.redact is None or key is None else Redactor(config.redact, key)

@@ -2,14 +2,12 @@
 
 ``find_inputs`` turns files, folders and globs into a list sorted by relative path (as bytes, so that no locale changes
 it), each real file once. Nothing is passed over in silence: what a folder holds but is not read is counted by its
-reason. ``inspect`` then reads a file once for its SHA-256 and for the first byte that is not UTF-8 text. A named file,
-or one that a glob matches, is read whatever its extension; inside a folder only the known extensions are.
+reason. A named file, or one that a glob matches, is read whatever its extension; inside a folder only the known
+extensions are (``readers.formats``).
 """
 
 from __future__ import annotations
 
-import codecs
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,11 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cyberslm import files
+from cyberslm.data.readers.formats import Format, named_format, why_not_read
+from cyberslm.data.readers.place import printable_text
 from cyberslm.errors import DataError
-
-TEXT_SUFFIXES = frozenset({".txt", ".text", ".md", ".rst", ".log"})
-JSONL_SUFFIXES = frozenset({".jsonl", ".ndjson"})
-CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +33,9 @@ class InputFile:
     mtime_ns: int
 
     @property
-    def is_jsonl(self) -> bool:
-        return self.path.suffix.lower() in JSONL_SUFFIXES
+    def named_format(self) -> Format:
+        """What its name says it is; one that says nothing is read as text."""
+        return named_format(self.path.name) or "text"
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -51,13 +48,6 @@ class Inputs:
 
     files: list[InputFile] = field(default_factory=list)
     passed_over: dict[str, Counter[str]] = field(default_factory=dict)
-
-
-class Inspection(NamedTuple):
-    """What one reading of a file's bytes found; ``problem`` is None for UTF-8 text."""
-
-    sha256: str
-    problem: str | None
 
 
 class _Found(NamedTuple):
@@ -86,29 +76,15 @@ def find_inputs(sources: Sequence[str], *, key: str) -> Inputs:
     return inputs
 
 
-def inspect(file: InputFile) -> Inspection:
-    """Hash a file; for plain text also find the first byte that is no UTF-8 text. JSON lines are judged one by one."""
-    digest = hashlib.sha256()
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    problem = None
-    offset, line = 0, 1
-    judge = not file.is_jsonl
-    with reading(file.path), file.path.open("rb") as stream:
-        while chunk := stream.read(CHUNK):
-            digest.update(chunk)
-            if judge and (bad := _first_bad(decoder, chunk)) is not None:
-                problem = _describe(file, offset + bad, line + chunk.count(b"\n", 0, max(bad, 0)))
-                judge = False
-            line += chunk.count(b"\n")
-            offset += len(chunk)
-    if judge and (pending := decoder.getstate()[0]):
-        problem = _describe(file, offset - len(pending), line)
-    return Inspection(digest.hexdigest(), problem)
+def hash_file(file: InputFile) -> str:
+    """SHA-256 of a file's bytes as they are on disk. Raises DataError when it can't be read."""
+    with reading(file.path):
+        return files.sha256_file(file.path)
 
 
 def printable(path: Path) -> str:
     """A path as text that every terminal and JSON file can hold, the same under every locale."""
-    return os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")
+    return printable_text(os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace"))
 
 
 @contextmanager
@@ -119,26 +95,6 @@ def reading(path: Path) -> Iterator[None]:
     except OSError as error:
         at = Path(error.filename) if isinstance(error.filename, str) else path
         raise DataError(f"cannot read {printable(at)}: {error.strerror or error}") from error
-
-
-def _first_bad(decoder: codecs.IncrementalDecoder, chunk: bytes) -> int | None:
-    """Index in ``chunk`` of the first byte that is no text; negative when it lies in the bytes held back before it."""
-    pending = len(decoder.getstate()[0])
-    nul = chunk.find(b"\0")
-    try:
-        decoder.decode(chunk)
-    except UnicodeDecodeError as error:
-        bad = error.start - pending
-        return bad if nul < 0 else min(bad, nul)
-    return None if nul < 0 else nul
-
-
-def _describe(file: InputFile, offset: int, line: int) -> str:
-    with file.path.open("rb") as stream:
-        mark = stream.read(2)
-    utf16 = mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    hint = "; it looks like UTF-16: convert it with iconv -f UTF-16 -t UTF-8" if utf16 else ""
-    return f"{printable(file.path)}:{line}: binary or not UTF-8 at byte {offset}{hint}"
 
 
 def _sort_key(found: _Found) -> bytes:
@@ -216,16 +172,13 @@ def _why_not_entered(folder: Path) -> str | None:
 
 
 def _why_passed_over(path: Path, inside: Path) -> str | None:
-    suffix = path.suffix.lower()
     if path.name.startswith("."):
         return "hidden"
     if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
         return "link out of the folder"
     if not path.is_file():
         return "not a regular file"
-    if suffix not in TEXT_SUFFIXES | JSONL_SUFFIXES:
-        return f"extension {printable(Path(suffix))}" if suffix else "no extension"
-    return None
+    return why_not_read(printable(Path(path.name)))
 
 
 def _raise(error: OSError) -> None:

@@ -7,7 +7,7 @@ row; a longer one is cut into pieces of T and what is left, and every piece is p
 Packing is best-fit decreasing (Johnson 1973; at most 11/9 of the rows needed) over windows of `WINDOW` documents of one
 source. Lengths are whole numbers up to T, so equal ones are placed together: a window costs two sorts and about 3 T
 steps. The plan follows from the lengths alone and is worked out anew at each start; it holds 12 bytes a piece and 8 a
-row, and while it is made about 150 bytes for each piece of one window.
+row, while it is made twice that and about 100 bytes for each document of a window.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WINDOW = 1 << 20
 
 @dataclass(frozen=True)
 class Usage:
-    """What rows are made of: ``positions`` hold a token to learn from, ``cut`` documents were longer than a row."""
+    """What rows are made of: ``positions`` hold a token, ``cut`` documents were longer than a row."""
 
     rows: int
     seq_len: int

@@ -1,47 +1,67 @@
 """Sources -> a folder of token shards that appears whole or not at all, can be traced to its files, and is reused.
 
-    PREPARED/  train-00000.tokens ...  validation-00000.tokens ...  tokenizer/  inputs.jsonl  manifest.json
+    PREPARED/  train-00000.tokens ...  validation-00000.tokens ...  tokenizer/  inputs.jsonl  report/  manifest.json
 
-The documents are read in a fixed order: once for the tokenizer where one is trained (training documents only) and once
-to write tokens. ``data_sha256`` covers the shards alone, so equal text, settings and tokenizer give equal values in any
-folder, at any time, on any machine. Documents are tokenized in batches: memory is bounded by a batch and by the longest
-document. ``inputs.jsonl`` lists each file that was read, with the hash of its bytes; every document in the shards has
-the number of its line there.
+The sources are read, redacted and cleaned once (``corpus``), into scratch files of the staging folder; what is left is
+read for the tokenizer where one is trained (training documents only) and to write tokens. ``data_sha256`` covers the
+shards alone, so equal text, settings and tokenizer give equal values in any folder, at any time, on any machine, for
+any number of workers or slices. Documents are tokenized in batches: memory is bounded by a batch and by the longest
+document. ``inputs.jsonl`` lists each file that was read, with the hash of its bytes, and ``members.jsonl`` the members
+of archives; each document in the shards has their numbers. ``report/`` says what cleaning and redaction did.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cyberslm.data.clean.counts import table
 from cyberslm.data.config import DataConfig
-from cyberslm.data.corpus import Corpus, Piece, Progress, Split
-from cyberslm.data.inputs import find_inputs, inspect, printable
+from cyberslm.data.corpus import (
+    Corpus,
+    Piece,
+    Progress,
+    Reading,
+    Split,
+    available_cpus,
+    read_parts,
+    report_of,
+    settings_of,
+)
+from cyberslm.data.counts import Counts
+from cyberslm.data.inputs import find_inputs, hash_file, printable
+from cyberslm.data.parts import Files, find_files
+from cyberslm.data.places import Places
 from cyberslm.data.shards import INPUTS_FILE, MIN_TOKENS, PREPARE_AGAIN, SUFFIX, ShardWriter
-from cyberslm.data.sources import Counts
+from cyberslm.data.slices import merged_reading
 from cyberslm.data.store import TokenStore
 from cyberslm.errors import DataError, IntegrityError, StorageError
 from cyberslm.files import publish, read_manifest, sha256_file
 from cyberslm.text.tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = "cyberslm-prepared-data/2"
+REPORT_FOLDER = "report"
 TOKENIZER_FOLDER = "tokenizer"
 MANIFEST_KEYS = frozenset(
     {"format", "settings", "tokenizer_settings", "tokenizer_sha256", "sources", "data_sha256", "files"}
 )
-OWN_NAMES = re.compile(r"(train|validation)-\d{5,}\.tokens|tokenizer|inputs\.jsonl|manifest\.json")
+OWN_NAMES = re.compile(r"(train|validation)-\d{5,}\.tokens|tokenizer|report|(inputs|members)\.jsonl|manifest\.json")
 SPLITS: tuple[Split, ...] = ("train", "validation")
 BATCH_CHARACTERS = 1 << 22
 BATCH_DOCUMENTS = 4096
 
 Texts = Callable[[], Iterator[str]]
+
+
+def silent(_stage: str, _done: int, _total: int) -> None:
+    """A progress that shows nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,26 +90,31 @@ def prepare(
     target: Path,
     *,
     tokenizer_settings: Mapping[str, object],
-    progress: Progress | None = None,
+    slices: Sequence[Path] = (),
+    progress: Progress = silent,
 ) -> Prepared:
     """Read the sources, tokenize them and publish ``target``, replacing earlier prepared data there.
 
     ``tokenizer_for`` gets a function that starts a pass over the training texts, and may call it any number of times.
-    ``tokenizer_settings`` (JSON values) are kept for ``stale``. Raises DataError for text that can't be used, and
-    StorageError when ``target`` can't be written or holds anything else.
+    ``tokenizer_settings`` (JSON values) are kept for ``stale``. With ``slices``, the folders of all of them, nothing is
+    read anew. Raises DataError for text that can't be used, and StorageError when ``target`` can't be written or holds
+    anything else.
     """
     _refuse_foreign(target)
-    corpus = Corpus(config, progress or _silent)
-    tokenizer = tokenizer_for(corpus.training_texts)
+    found = _found(config, slices)
 
     def fill(staging: Path) -> Mapping[str, object]:
-        counts = _write_shards(corpus, tokenizer, staging)
+        with scratch_folder(staging) as scratch:
+            corpus = Corpus(config, _reading(config, found, slices, scratch, progress), scratch, progress)
+            tokenizer = tokenizer_for(corpus.training_texts)
+            counts = _write_shards(corpus, tokenizer, staging)
+            _write_report(corpus, staging / REPORT_FOLDER)
         tokenizer.save(staging / TOKENIZER_FOLDER)
         with (staging / INPUTS_FILE).open("w", encoding="utf-8", newline="\n") as stream:
-            stream.writelines(json.dumps(facts) + "\n" for facts in corpus.file_facts())
+            stream.writelines(json.dumps(facts) + "\n" for facts in corpus.file_facts)
         return {
             "format": FORMAT,
-            "settings": config.shaping(),
+            "settings": settings_of(config),
             "tokenizer_settings": dict(tokenizer_settings),
             "tokenizer_sha256": tokenizer.sha256,
             "sources": {key: each.summary() for key, each in counts.items()},
@@ -100,9 +125,55 @@ def prepare(
     return open_prepared(target)
 
 
-def training_texts(config: DataConfig, progress: Progress | None = None) -> Texts:
-    """A function that starts a pass over the training texts, for making a tokenizer alone. Raises DataError."""
-    return Corpus(config, progress or _silent).training_texts
+@contextmanager
+def clean_corpus(config: DataConfig, folder: Path, progress: Progress = silent) -> Iterator[Corpus]:
+    """Read and clean for a look at the result or for its texts, in scratch files below ``folder``."""
+    found = _found(config)
+    with scratch_folder(folder) as scratch:
+        yield Corpus(config, _reading(config, found, (), scratch, progress), scratch, progress)
+
+
+@contextmanager
+def scratch_folder(folder: Path) -> Iterator[Path]:
+    """A folder for temporary files in ``folder``; a killed process leaves it to be swept."""
+    scratch = folder / ".scratch.cyberslm-partial"
+    scratch.mkdir()
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _found(config: DataConfig, slices: Sequence[Path] = ()) -> Files:
+    """The files to read, looked for before anything is written that could be taken for one."""
+    if slices:
+        return Files((), {})
+    if not config.sources:
+        raise DataError("data.sources is empty; list the files, folders or globs to learn from")
+    return find_files(config)
+
+
+def _reading(config: DataConfig, found: Files, slices: Sequence[Path], scratch: Path, progress: Progress) -> Reading:
+    if slices:
+        return merged_reading(config, slices, scratch)
+    return read_parts(config, found, scratch, progress)
+
+
+def _write_report(corpus: Corpus, folder: Path) -> None:
+    """What cleaning and redaction did; nothing where there was neither."""
+    if not corpus.config.steps and corpus.config.redact is None:
+        return
+    folder.mkdir()
+    report = json.dumps(report_of(corpus), indent=2, ensure_ascii=False)
+    (folder / "cleaning.json").write_text(report + "\n", encoding="utf-8")
+    if corpus.steps:
+        (folder / "cleaning.txt").write_text(table(corpus.steps), encoding="utf-8")
+    if corpus.config.redact is not None:
+        with (folder / "redactions.jsonl").open("wb") as stream:
+            for part in corpus.parts:
+                with part.finds.open("rb") as finds:
+                    shutil.copyfileobj(finds, stream)
+        (folder / "digests.txt").write_text("".join(corpus.redaction.digest_lines()), encoding="utf-8")
 
 
 def open_prepared(folder: Path) -> Prepared:
@@ -146,13 +217,9 @@ def stale(folder: Path, config: DataConfig, tokenizer_settings: Mapping[str, obj
     return _changed_setting(manifest, config, tokenizer_settings) or _changed_file(folder, config)
 
 
-def _silent(_stage: str, _done: int, _total: int) -> None:
-    return None
-
-
 def _write_shards(corpus: Corpus, tokenizer: Tokenizer, folder: Path) -> dict[str, Counts]:
     counts = corpus.new_counts()
-    threads = corpus.config.threads or _available_cpus()
+    threads = corpus.config.threads or available_cpus()
     with ExitStack() as stack:
         writers = {
             split: stack.enter_context(
@@ -166,10 +233,13 @@ def _write_shards(corpus: Corpus, tokenizer: Tokenizer, folder: Path) -> dict[st
             )
             for split in SPLITS
         }
+        places = stack.enter_context(Places(corpus.file_facts, folder))
         for batch in _batches(corpus.pieces(counts, "tokens")):
             encoded = tokenizer.encode_documents([piece.text for piece in batch], num_threads=threads)
             for piece, ids in zip(batch, encoded, strict=True):
-                writers[piece.split].add(ids, text_bytes=piece.text_bytes, place=piece.place)
+                writers[piece.split].add(
+                    ids, text_bytes=piece.text_bytes, place=places.of(piece.key, piece.name, piece.line)
+                )
                 counts[piece.key].tokens += ids.size
     corpus.check(counts)
     for split, writer in writers.items():
@@ -189,11 +259,6 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def _available_cpus() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def _data_sha256(shard_hashes: Mapping[str, str]) -> str:
@@ -220,7 +285,7 @@ def _changed_setting(
     manifest: Mapping[str, Any], config: DataConfig, tokenizer_settings: Mapping[str, object]
 ) -> str | None:
     before = _dotted(manifest["settings"], manifest["tokenizer_settings"])
-    now = _dotted(config.shaping(), tokenizer_settings)
+    now = _dotted(settings_of(config), tokenizer_settings)
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) != now.get(name):
             return f"{name} was {before.get(name)!r} and is now {now.get(name)!r}"
@@ -247,7 +312,7 @@ def _changed_file(folder: Path, config: DataConfig) -> str | None:
             if facts is None:
                 return f"{printable(file.path)} is new"
             touched = file.mtime_ns != facts["mtime_ns"]
-            if file.size != facts["size"] or (touched and inspect(file).sha256 != facts["sha256"]):
+            if file.size != facts["size"] or (touched and hash_file(file) != facts["sha256"]):
                 return f"{printable(file.path)} has changed"
     except DataError as error:
         return str(error)

@@ -3,9 +3,9 @@
 A shard is little-endian and every section begins at a multiple of 8:
 
     header, 128 bytes | ids, 2 bytes each up to a vocabulary of 65,536, else 4 | end of each document, 64-bit, in tokens
-    of the shard | a record of 24 bytes a document: line, UTF-8 bytes, source, file | bits of what is trained
+    of the shard | a record of 24 bytes a document: line, UTF-8 bytes, source, file, member | bits of what is trained
 
-``source`` is the place in `data.sources` (or `data.validation`), ``file`` the line in inputs.jsonl, both from 0;
+``source`` is the place in `data.sources` (or `data.validation`), ``file`` and ``member`` are as in `places`;
 ``line`` is where the document begins in its file, from 1. The last section has one bit a token, the lowest first, 1 =
 a target; it is absent where every token is one. The header is written last, so an unfinished shard has no magic. A
 document is never cut over two shards, and where a shard ends follows from the documents alone: copying them again
@@ -28,9 +28,11 @@ from cyberslm.errors import DataError, InputError, IntegrityError
 MAGIC = b"CSLMTOK\n"
 VERSION = 2
 HEADER = struct.Struct("<8sIIQQQQ32sQ40x")
-RECORD = np.dtype([("line", "<u8"), ("text_bytes", "<u8"), ("source", "<u4"), ("file", "<u4")])
+RECORD = np.dtype([("line", "<u8"), ("text_bytes", "<u4"), ("source", "<u4"), ("file", "<u4"), ("member", "<u4")])
+MAX_TEXT_BYTES = (1 << 32) - 1
 SUFFIX = ".tokens"
 INPUTS_FILE = "inputs.jsonl"
+MEMBERS_FILE = "members.jsonl"
 MIN_TOKENS = 2
 PREPARE_AGAIN = "delete the folder and prepare the data again"
 
@@ -38,11 +40,12 @@ Ids = npt.NDArray[np.integer]
 
 
 class Place(NamedTuple):
-    """Where a document came from: numbers of its source and file, and the line where it begins."""
+    """Where a document came from: numbers of its source and file, the line where it begins, an archive's member."""
 
     source: int
     file: int
     line: int
+    member: int = 0
 
 
 NOWHERE = Place(0, 0, 0)
@@ -166,7 +169,9 @@ class ShardWriter:
         Raises DataError for an empty one or an id outside the vocabulary, InputError for a mask of another length or a
         source that comes before the last one's.
         """
-        record = np.array([(place.line, text_bytes, place.source, place.file)], RECORD)
+        if text_bytes > MAX_TEXT_BYTES:
+            raise DataError(f"a document of {text_bytes:,} bytes can't be stored; the limit is {MAX_TEXT_BYTES:,}")
+        record = np.array([(place.line, text_bytes, place.source, place.file, place.member)], RECORD)
         self.extend(ids, np.array([ids.size], np.int64), record, trained)
 
     def extend(

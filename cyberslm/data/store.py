@@ -6,8 +6,6 @@ read right. The documents of a source lie together, so a source is a range of do
 
 from __future__ import annotations
 
-import json
-from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -18,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from cyberslm.data.places import Names
 from cyberslm.data.shards import (
     HEADER,
-    INPUTS_FILE,
     PREPARE_AGAIN,
     RECORD,
     SUFFIX,
@@ -37,10 +35,10 @@ Ints = npt.NDArray[np.int64]
 
 
 class Origin(NamedTuple):
-    """Where a token came from: ``source`` such as data.sources[0], ``file`` below it, ``line`` where its document
-    begins.
+    """Where a token came from.
 
-    ``document`` is the document's number in the store.
+    ``source`` is a key such as data.sources[0], ``file`` a path below it, or ``archive.zip!member``, ``line`` where its
+    document begins there, and ``document`` the document's number in the store.
     """
 
     source: str
@@ -185,8 +183,8 @@ class TokenStore:
         """Numbers of a document's source and file, and the line where it begins."""
         self._check_document(document)
         shard = bisect_right(self._document_starts, document) - 1
-        line, _, source, file = self._records[shard][document - self._document_starts[shard]].item()
-        return Place(source, file, line)
+        line, _, source, file, member = self._records[shard][document - self._document_starts[shard]].item()
+        return Place(source, file, line, member)
 
     def document_at(self, token: int) -> int:
         """The number of the document that a token belongs to."""
@@ -197,24 +195,15 @@ class TokenStore:
         return self._document_starts[shard] + int(np.searchsorted(self._ends[shard], local, "right"))
 
     def origin(self, token: int) -> Origin:
-        """The file that a token came from; raises IntegrityError when inputs.jsonl, beside the shards, can't tell."""
+        """The file that a token came from; raises IntegrityError when the lists beside the shards can't tell."""
         document = self.document_at(token)
         place = self.place(document)
-        inputs = self.paths[0].parent / INPUTS_FILE
-        try:
-            begin = self._inputs_lines[place.file]
-            with inputs.open("rb") as stream:
-                stream.seek(begin)
-                facts = json.loads(stream.readline())
-            return Origin(str(facts["source"]), str(facts["path"]), place.line, document)
-        except (OSError, ValueError, TypeError, KeyError, IndexError) as error:
-            raise IntegrityError(f"{inputs} does not tell the file of document {document}; {PREPARE_AGAIN}") from error
+        source, path = self._names.of(place)
+        return Origin(source, path, place.line, document)
 
     @cached_property
-    def _inputs_lines(self) -> array[int]:
-        """Where each line of inputs.jsonl begins, and where the last one ends."""
-        with (self.paths[0].parent / INPUTS_FILE).open("rb") as stream:
-            return array("Q", accumulate((len(line) for line in stream), initial=0))
+    def _names(self) -> Names:
+        return Names(self.paths[0].parent)
 
     def _parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """The shards that tokens ``start`` to ``stop`` lie in, each with the part of the range that it holds."""

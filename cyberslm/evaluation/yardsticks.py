@@ -49,9 +49,8 @@ def unigram_bits_per_byte(train: TokenStore, held_out: RowLoader, tokenizer: Tok
     counts = np.ones(tokenizer.vocab_size)
     for ids in _chunks(train, 0, train.num_tokens):
         counts += np.bincount(ids, minlength=tokenizer.vocab_size)
-    if tokenizer.add_bos:
-        counts[tokenizer.bos_id] = 0.0  # never a target
-    counts[[tokenizer.pad_id, tokenizer.unk_id]] = 0.0
+    targets_too = {tokenizer.eos_id, tokenizer.unk_id} if tokenizer.losses else {tokenizer.eos_id}
+    counts[sorted(tokenizer.control_ids - targets_too)] = 0.0
     with np.errstate(divide="ignore"):
         bits = -np.log2(counts / counts.sum())
     lengths = np.array([len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)])

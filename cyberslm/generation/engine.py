@@ -65,7 +65,7 @@ class Engine:
         texts = _texts(prompts)
         settings = self._settings(len(texts), params, overrides)
         ids = [self._prompt_ids(text) for text in texts]
-        decoders = [self.tokenizer.stream_decoder() for _ in texts]
+        decoders = [self.tokenizer.stream_decoder(after=prompt) for prompt in ids]
         steps = decode(self.model, ids, settings, stop_ids=frozenset({self.tokenizer.eos_id}), allowed=self._allowed)
         return self._events(steps, decoders)
 

@@ -88,4 +88,5 @@ def _tokens(batch: Batch, tokenizer: Tokenizer, *, across: bool) -> Iterator[str
 def _spell(token: int, tokenizer: Tokenizer) -> str:
     if token in tokenizer.control_ids:
         return tokenizer.piece(token)
-    return tokenizer.token_bytes(token).decode("utf-8", "backslashreplace").encode("unicode_escape").decode("ascii")
+    text = tokenizer.token_bytes(token).decode("utf-8", "backslashreplace").encode("unicode_escape").decode("ascii")
+    return text.replace("|", "\\x7c")

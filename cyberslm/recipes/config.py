@@ -11,7 +11,7 @@ from cyberslm.config import Loaded, PathStr, load
 from cyberslm.data.config import DataConfig
 from cyberslm.errors import ConfigError
 from cyberslm.model.config import CyberSLMConfig
-from cyberslm.text.train import TokenizerConfig
+from cyberslm.text.config import TokenizerConfig
 from cyberslm.training.optim import OptimizerConfig
 from cyberslm.training.schedule import SchedulerConfig
 from cyberslm.training.trainer import TrainConfig
@@ -130,6 +130,7 @@ NOT_THE_RESULT = frozenset(
         "data.sources",
         "data.validation",
         "tokenizer.path",
+        "tokenizer.lossless",
     }
 )
 """Keys that may change between two starts of one run: they leave its result alone (but for rounding, in the case of

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,31 +15,19 @@ from torch import Tensor
 from cyberslm import files
 from cyberslm.checkpoint.steps import list_steps
 from cyberslm.config import differences
+from cyberslm.data.clean.counts import table
+from cyberslm.data.corpus import report_of
 from cyberslm.data.inputs import find_inputs
 from cyberslm.data.loader import RowLoader
-from cyberslm.data.prepare import Prepared, Texts, open_prepared, prepare, stale, training_texts
+from cyberslm.data.prepare import REPORT_FOLDER, Prepared, clean_corpus, open_prepared, prepare, stale
+from cyberslm.data.slices import prepare_slice
 from cyberslm.data.store import TokenStore
 from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.recipes.config import TrainRun
-from cyberslm.text.tokenizer import MODEL_FILE, SentencePieceTokenizer, Tokenizer, saved_bos_rule
-from cyberslm.text.train import TokenizerConfig, train_tokenizer
+from cyberslm.recipes.tokenizer import Say, make_tokenizer, tokenizer_settings
+from cyberslm.text.tokenizer import Tokenizer
 from cyberslm.training.trackers import count, short
-
-Say = Callable[[str], None]
-
-
-def tokenizer_settings(config: TokenizerConfig) -> dict[str, object]:
-    """What decides a tokenizer: the given file's hash and the rule for <bos>, or else all that training depends on."""
-    if config.path is None:
-        return {key: value for key, value in asdict(config).items() if key != "path"}
-    path = Path(config.path)
-    if not (path / MODEL_FILE if path.is_dir() else path).is_file():
-        raise ConfigError(f"tokenizer.path: {path} is neither a tokenizer.model nor a folder that holds one")
-    saved = saved_bos_rule(path if path.is_dir() else path.parent)
-    if saved not in (None, config.add_bos):
-        raise ConfigError(f"tokenizer.add_bos is {config.add_bos} and {path} was saved with {saved}: set it to that")
-    return {"sha256": files.sha256_file(path / MODEL_FILE if path.is_dir() else path), "add_bos": config.add_bos}
 
 
 def ensure_prepared(run: TrainRun, say: Say) -> Prepared:
@@ -76,17 +66,57 @@ _OTHER_DATA = (
 )
 
 
-def _prepare(run: TrainRun, settings: dict[str, object], reason: str, say: Say) -> Prepared:
+def _prepare(
+    run: TrainRun, settings: dict[str, object], reason: str, say: Say, slices: Sequence[Path] = ()
+) -> Prepared:
     folder = run.prepared
     say(f"data: preparing {folder}: {reason}")
+    if run.data.redact is not None and run.data.redact.key_file is None:
+        say("warning: data.redact.key_file is not set: pseudonyms hold for this preparation only")
     files.make_folder(folder.parent)
     return prepare(
         run.data,
-        lambda texts: _tokenizer(run.tokenizer, texts, say),
+        lambda texts: make_tokenizer(run.tokenizer, texts, say),
         folder,
         tokenizer_settings=settings,
+        slices=slices,
         progress=_stages(say),
     )
+
+
+def write_slice(run: TrainRun, number: int, count: int, say: Say) -> Path:
+    """Read and redact slice ``number`` of ``count`` alone; `merge_slices` makes shards of all of them."""
+    folder = slices_folder(run) / f"{number:05d}-of-{count:05d}"
+    files.make_folder(folder.parent)
+    files.sweep(folder.parent)
+    prepare_slice(run.data, folder, number=number, count=count, progress=_stages(say))
+    return folder
+
+
+def merge_slices(run: TrainRun, say: Say) -> Prepared:
+    """Prepared data from the slices in `slices_folder`, bit for bit those of one machine."""
+    parent = slices_folder(run)
+    slices = sorted(path for path in parent.glob("*-of-*") if path.is_dir()) if parent.is_dir() else []
+    if not slices:
+        raise ConfigError(f"{parent} holds no slices: make them with  cyberslm data prepare CONFIG --slice 1/N")
+    return _prepare(run, tokenizer_settings(run.tokenizer), f"from {len(slices)} slices", say, slices)
+
+
+def slices_folder(run: TrainRun) -> Path:
+    """Where a run's slices are, beside its prepared data."""
+    return run.prepared.with_name(f"{run.prepared.name}-slices")
+
+
+def dry_run(run: TrainRun, say: Say) -> Iterator[str]:
+    """What reading, redacting and cleaning would leave, in lines for people; nothing is written that stays."""
+    files.make_folder(run.prepared.parent)
+    with clean_corpus(run.data, run.prepared.parent, _stages(say)) as corpus:
+        counts = corpus.new_counts()
+        splits = Counter(piece.split for piece in corpus.pieces(counts, "tokens"))
+        for name, each in counts.items():
+            yield _source_line(name, each.summary())
+        yield from _report_lines(report_of(corpus), table(corpus.steps) if corpus.steps else "")
+        yield f"data: would keep {splits['train']:,} documents to train on and {splits['validation']:,} to validate on"
 
 
 def fit_model(config: CyberSLMConfig, tokenizer: Tokenizer, *, given: frozenset[str]) -> CyberSLMConfig:
@@ -142,7 +172,7 @@ class TextCount(NamedTuple):
 def count_text(source: Path) -> TextCount:
     """How much readable text a file or folder holds."""
     found = find_inputs([str(source)], key="TEXT").files
-    return TextCount(len(found), sum(not file.is_jsonl for file in found), sum(file.size for file in found))
+    return TextCount(len(found), sum(file.named_format == "text" for file in found), sum(file.size for file in found))
 
 
 def write_tokenizer(run: TrainRun, folder: Path | None, say: Say) -> Path:
@@ -150,23 +180,22 @@ def write_tokenizer(run: TrainRun, folder: Path | None, say: Say) -> Path:
     if run.tokenizer.path is not None:
         raise ConfigError("tokenizer.path names a tokenizer already: leave it out to train one")
     target = folder or run.folder / "tokenizer"
-    tokenizer = _tokenizer(run.tokenizer, training_texts(run.data, _stages(say)), say)
     files.make_folder(target)
+    with clean_corpus(run.data, target, _stages(say)) as corpus:
+        tokenizer = make_tokenizer(run.tokenizer, corpus.training_texts, say)
     tokenizer.save(target)
     return target
 
 
 def describe(prepared: Prepared) -> Iterator[str]:
-    """One line per source and split, for people."""
+    """One line per source and split, and what cleaning and redaction did, for people."""
     for name, counts in sorted(dict(prepared.manifest["sources"]).items()):
-        read = f"{counts['documents']:,} documents, {short(counts['bytes'], 'B')}, {short(counts['tokens'])} tokens"
-        mended = counts["mended_surrogates"]
-        notes = [f"{number:,} {why}" for why, number in sorted(counts["skipped"].items())]
-        yield (
-            f"data: {name}: {read}"
-            + (f"; skipped: {', '.join(notes)}" if notes else "")
-            + (f"; {mended:,} lone surrogates read as U+FFFD" if mended else "")
-        )
+        yield _source_line(name, counts)
+    report = prepared.folder / REPORT_FOLDER
+    if report.is_dir():
+        cleaning = report / "cleaning.txt"
+        shown = cleaning.read_text(encoding="utf-8") if cleaning.is_file() else ""
+        yield from _report_lines(json.loads((report / "cleaning.json").read_text(encoding="utf-8")), shown)
     for name, store in (("train", prepared.train), ("validation", prepared.validation)):
         if store is not None:
             yield (
@@ -190,26 +219,44 @@ def describe_rows(loader: RowLoader) -> Iterator[str]:
         )
 
 
-def _tokenizer(config: TokenizerConfig, texts: Texts, say: Say) -> Tokenizer:
-    if config.path is not None:
-        unused = sorted(set(differences(TokenizerConfig(), config)) - {"path", "add_bos"})
-        if unused:
-            say(f"warning: tokenizer.path is given, so nothing is trained and {', '.join(unused)} have no effect")
-        return SentencePieceTokenizer.from_file(config.path, add_bos=config.add_bos)
-    trained = train_tokenizer(texts(), config)
-    report = trained.report
-    cut = f", cut at {report.reserved:,} reserved characters" if report.reserved else ""
-    say(
-        f"tokenizer: {report.vocab_size:,} pieces from {short(report.bytes_used, 'B')} of {short(report.bytes, 'B')}"
-        f" in {report.documents:,} documents{cut}"
+def _source_line(name: str, counts: Mapping[str, Any]) -> str:
+    read = f"{counts['documents']:,} documents, {short(counts['bytes'], 'B')}"
+    notes = [f"{number:,} {why}" for why, number in sorted(counts["skipped"].items())]
+    mended = counts["mended_surrogates"]
+    return (
+        f"data: {name}: {read}"
+        + (f", {short(counts['tokens'])} tokens" if counts["tokens"] else "")
+        + (f"; skipped: {', '.join(notes)}" if notes else "")
+        + (f"; {mended:,} lone surrogates read as U+FFFD" if mended else "")
+        + (f"; {counts['cuts']:,} cuts in documents beyond data.max_document_bytes" if counts["cuts"] else "")
     )
-    return trained.tokenizer
+
+
+def _report_lines(report: Mapping[str, Any], cleaning: str) -> Iterator[str]:
+    redaction = report["redaction"]
+    if redaction is not None:
+        classes = ", ".join(f"{number:,} {name}" for name, number in redaction["classes"].items()) or "nothing"
+        yield f"data: redacted {classes} in {redaction['changed']:,} of {redaction['documents']:,} documents"
+        if redaction["standins_before"]:
+            found = ", ".join(f"{number:,} {name}" for name, number in redaction["standins_before"].items())
+            yield f"data: left alone as redacted already: {found} (see data.redact.private_blocks)"
+    yield from cleaning.splitlines()
+    for name, found in report["duplicates"].items():
+        yield (
+            f"data: {name}: {found['clusters']:,} groups of copies, the largest of {found['largest_cluster']:,};"
+            f" {found['template_pairs']:,} pairs of one template kept apart"
+        )
 
 
 def _stages(say: Say) -> Callable[[str, int, int], None]:
     """Name each stage once."""
     seen: set[str] = set()
-    names = {"hash": "reading sources", "tokenizer": "training the tokenizer", "tokens": "writing token shards"}
+    names = {
+        "read": "reading sources",
+        "clean": "cleaning",
+        "tokenizer": "training the tokenizer",
+        "tokens": "writing token shards",
+    }
 
     def progress(stage: str, _done: int, total: int) -> None:
         if stage not in seen:

@@ -41,7 +41,9 @@ def starter(text: Path, *, out: Path) -> str:
     """The YAML to write at ``out`` for the text in ``text``; it loads as it is."""
     found = count_text(text)
     if not found.num_bytes:
-        raise ConfigError(f"{text} holds no text files (.txt .md .log .rst .text .jsonl .ndjson)")
+        raise ConfigError(
+            f"{text} holds no files that can be read (text, HTML, JSON, CSV, Parquet, mail; docs/data.md lists them)"
+        )
     preset = next(p for p in PRESETS if found.num_bytes <= p.max_bytes)
     step_bytes = preset.rows * preset.max_seq_len * BYTES_PER_TOKEN
     steps = max(100, round(found.num_bytes * preset.epochs / step_bytes, -1))

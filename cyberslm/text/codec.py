@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 SPACE_MARK = "\u2581"
@@ -34,7 +34,7 @@ class Mended(NamedTuple):
 
 def mend(text: str) -> Mended:
     """Join surrogate pairs and replace lone surrogates, which JSON escapes and file names can bring in."""
-    if not _SURROGATE.search(text):
+    if text.isascii() or not _SURROGATE.search(text):
         return Mended(text, 0, 0)
     text, joined = _PAIR.subn(lambda pair: pair[0].encode("utf-16-le", "surrogatepass").decode("utf-16-le"), text)
     text, replaced = _SURROGATE.subn("\ufffd", text)
@@ -55,9 +55,10 @@ def unescape(text: str) -> str:
     return text
 
 
-def decode_bytes(data: bytes) -> str:
-    """Escaped UTF-8 to text; bytes that are not UTF-8 become U+FFFD."""
-    return unescape(data.decode("utf-8", "replace"))
+def decode_bytes(data: bytes, *, escaped: bool = True) -> str:
+    """UTF-8, escaped or not, to text; bytes that are not UTF-8 become U+FFFD."""
+    text = data.decode("utf-8", "replace")
+    return unescape(text) if escaped else text
 
 
 def cut(text: str, joined: frozenset[str], size: int) -> list[str]:
@@ -78,17 +79,50 @@ def cut(text: str, joined: frozenset[str], size: int) -> list[str]:
     return parts
 
 
-class StreamDecoder:
-    """Text as tokens arrive; holds back a character's missing bytes and an escape's missing half."""
+class Spelling(NamedTuple):
+    """How the bytes of tokens become text: are they escaped, and what encoding put before each text to be dropped.
 
-    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+    The prefix is dropped from the first token that has text, at the start and after the id ``begins``.
+    """
+
+    escaped: bool = True
+    prefix: bytes = b""
+    begins: int = -1
+
+    def decode(self, token_bytes: Callable[[int], bytes], ids: Iterable[int]) -> str:
+        """The text of all ids at once."""
+        if not self.prefix:
+            return decode_bytes(b"".join(map(token_bytes, ids)), escaped=self.escaped)
+        decoder = StreamDecoder(token_bytes, self)
+        return "".join([*map(decoder.push, ids), decoder.finish()])
+
+
+ESCAPED = Spelling()
+
+
+class StreamDecoder:
+    """Text as tokens arrive; holds back a character's missing bytes and an escape's missing half.
+
+    ``after`` are the ids that those to come continue.
+    """
+
+    def __init__(
+        self, token_bytes: Callable[[int], bytes], spelling: Spelling = ESCAPED, *, after: Sequence[int] = ()
+    ) -> None:
         self._token_bytes = token_bytes
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
+        self._spelling = spelling
+        self._at_start = not after or after[-1] == spelling.begins
 
     def push(self, token: int) -> str:
         """Text that ``token`` completes, possibly none. Raises TokenizerError for an id outside the vocabulary."""
-        text = self._held + self._utf8.decode(self._token_bytes(token))
+        data = self._token_bytes(token)
+        if self._spelling.prefix:
+            data = self._without_prefix(token, data)
+        text = self._held + self._utf8.decode(data)
+        if not self._spelling.escaped:
+            return text
         self._held = ESCAPE if text.endswith(ESCAPE) else ""
         return unescape(text.removesuffix(ESCAPE))
 
@@ -96,5 +130,14 @@ class StreamDecoder:
         """What was held back, incomplete characters as U+FFFD; the decoder is then ready for another text."""
         text = self._held + self._utf8.decode(b"", final=True)
         self._held = ""
+        self._at_start = True
         self._utf8.reset()
-        return unescape(text)
+        return unescape(text) if self._spelling.escaped else text
+
+    def _without_prefix(self, token: int, data: bytes) -> bytes:
+        if token == self._spelling.begins:
+            self._at_start = True
+        elif data and self._at_start:
+            self._at_start = False
+            return data.removeprefix(self._spelling.prefix)
+        return data

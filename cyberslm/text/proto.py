@@ -3,13 +3,16 @@
 The file is one protobuf message (sentencepiece_model.proto): pieces, trainer settings, normaliser settings. It is
 walked here with every length checked: a damaged or hostile file ends in a ``TokenizerError``, never in native code.
 
-Accepted is what encodes without loss and has a Hugging Face twin with equal ids: byte-pair merges with distinct scores,
-byte fallback, identity normalisation, every piece spelled from single-character pieces, control ids 0 to 3.
+What a sound file can't do is listed, not raised. ``losses`` are ways in which text doesn't come back as it was.
+``gaps`` are reasons why no Hugging Face twin has equal ids: byte-pair merges need distinct scores (but for runs of
+spaces) and pieces spelled from single-character pieces; the likeliest path (unigram) needs scores on a grid of 1/64, on
+which sums are exact in the fp32 of one library and the fp64 of the other, so that both break ties alike.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -18,39 +21,63 @@ from cyberslm.errors import TokenizerError
 from cyberslm.text.codec import SPACE_MARK
 
 MAX_MODEL_BYTES = 64 * 2**20
-PAD, UNK, BOS, EOS = range(4)
-NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
+BPE, UNIGRAM = 2, 1
+GRID = 64
+WITHOUT_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
+"""Appended to a model file, this field replaces its normaliser's add_dummy_prefix by false."""
 
-_BPE = 2
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))
+_TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
 
 Value = int | bytes
+Settings = dict[int, Value]
 
 
 class Piece(NamedTuple):
-    """One vocabulary entry; ``kind`` is the SentencePiece type, ``score`` orders the merges, highest first."""
+    """One vocabulary entry; ``kind`` is the SentencePiece type, ``score`` orders merges or is a log-probability."""
 
     text: str
     score: float
     kind: int
 
 
-def read_pieces(proto: bytes) -> list[Piece]:
-    """The vocabulary of a model file, index = id.
+class Roles(NamedTuple):
+    """Ids. A file without <pad> pads with <unk>, one without <bos> begins with <eos> if told to add one."""
 
-    Raises TokenizerError when the file is damaged or isn't a lossless BPE model with this package's control ids.
-    """
+    pad: int
+    unk: int
+    bos: int
+    eos: int
+    has_bos: bool
+
+
+class SentencePieceModel(NamedTuple):
+    """What a model file says; index in ``pieces`` = id."""
+
+    pieces: list[Piece]
+    kind: int
+    roles: Roles
+    dummy_prefix: bool
+    losses: tuple[str, ...]
+    gaps: tuple[str, ...]
+
+
+def read_model(proto: bytes) -> SentencePieceModel:
+    """Read a model file. Raises TokenizerError when it is damaged or has no <unk> or <eos>."""
     if not proto:
         raise TokenizerError("tokenizer model is empty (0 bytes)")
     if len(proto) > MAX_MODEL_BYTES:
         raise TokenizerError(f"tokenizer model has {len(proto):,} bytes; the limit is {MAX_MODEL_BYTES:,}")
+    if _TIKTOKEN.match(proto):
+        raise TokenizerError("tokenizer model is a list of tiktoken ranks, not SentencePiece: give its tokenizer.json")
     pieces: list[Piece] = []
-    trainer: dict[int, Value] = {}
-    normalizer: dict[int, Value] = {}
-    denormalizer: dict[int, Value] = {}
+    trainer: Settings = {}
+    normalizer: Settings = {}
+    denormalizer: Settings = {}
     settings = {2: trainer, 3: normalizer, 5: denormalizer}
-    for number, value in _fields(proto):
+    for number, value, _ in _fields(proto):
         if number != 1 and number not in settings:
             continue
         if isinstance(value, int):
@@ -58,22 +85,43 @@ def read_pieces(proto: bytes) -> list[Piece]:
         if number == 1:
             pieces.append(_piece(value, len(pieces)))
         else:
-            settings[number].update(_fields(value))
-    _check_settings(trainer, normalizer, denormalizer)
-    _check_roles(pieces, trainer)
-    _check_spelling(pieces)
-    return pieces
+            settings[number].update(_values(value))
+    _check_pieces(pieces)
+    kind = trainer.get(3, UNIGRAM)
+    dummy_prefix = bool(normalizer.get(3, 1))
+    return SentencePieceModel(
+        pieces,
+        kind if isinstance(kind, int) else 0,
+        _roles(pieces, trainer),
+        dummy_prefix,
+        _losses(pieces, trainer, normalizer, denormalizer),
+        _gaps(pieces, kind, dummy_prefix=dummy_prefix),
+    )
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, Value]]:
-    """Number and value of each field of a message; a value's bytes lie wholly inside ``data``."""
+def scores_on_grid(proto: bytes) -> bytes:
+    """The model file with each score rounded to the grid."""
+    patched = bytearray(proto)
+    for number, value, start in _fields(proto):
+        if number != 1 or isinstance(value, int):
+            continue
+        for inner, score, at in _fields(value):
+            if inner == 2 and isinstance(score, bytes) and len(score) == 4:
+                rounded = round(struct.unpack("<f", score)[0] * GRID) / GRID
+                patched[start + at : start + at + 4] = struct.pack("<f", rounded)
+    return bytes(patched)
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Value, int]]:
+    """Number, value and place of each field of a message; a value's bytes lie wholly inside ``data``."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
         number, wire = key >> 3, key & 7
         if wire == _VARINT:
+            start = at
             value, at = _varint(data, at)
-            yield number, value
+            yield number, value, start
             continue
         size = {_FIXED64: 8, _FIXED32: 4}.get(wire, 0)
         if wire == _BYTES:
@@ -82,8 +130,12 @@ def _fields(data: bytes) -> Iterator[tuple[int, Value]]:
             raise TokenizerError(f"tokenizer model is damaged: unknown wire type {wire} at byte {at}")
         if number == 0 or size > len(data) - at:
             raise TokenizerError(f"tokenizer model is damaged: field {number} of {size} bytes at byte {at} doesn't fit")
-        yield number, data[at : at + size]
+        yield number, data[at : at + size], at
         at += size
+
+
+def _values(data: bytes) -> Settings:
+    return {number: value for number, value, _ in _fields(data)}
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -100,7 +152,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _piece(data: bytes, index: int) -> Piece:
-    values = dict(_fields(data))
+    values = _values(data)
     text, score, kind = values.get(1, b""), values.get(2, bytes(4)), values.get(3, NORMAL)
     if not isinstance(text, bytes) or not isinstance(score, bytes) or len(score) != 4 or not isinstance(kind, int):
         raise TokenizerError(f"tokenizer model is damaged: piece {index} has a field of the wrong type")
@@ -110,53 +162,84 @@ def _piece(data: bytes, index: int) -> Piece:
         raise TokenizerError(f"tokenizer model is damaged: piece {index} is not UTF-8") from None
 
 
-def _check_settings(trainer: dict[int, Value], normalizer: dict[int, Value], denormalizer: dict[int, Value]) -> None:
+def _check_pieces(pieces: list[Piece]) -> None:
+    if len({piece.text for piece in pieces}) != len(pieces) or any(not piece.text for piece in pieces):
+        raise TokenizerError("tokenizer model is damaged: a piece is empty or occurs twice")
+    for index, piece in enumerate(pieces):
+        if piece.kind not in (NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE):
+            raise TokenizerError(f"tokenizer model: piece {index} {piece.text!r} is of unsupported kind {piece.kind}")
+        if not math.isfinite(piece.score):
+            raise TokenizerError(f"tokenizer model is damaged: the score of piece {index} is not finite")
+        if piece.kind == BYTE and piece.text not in _BYTE_PIECES:
+            raise TokenizerError(
+                f"tokenizer model is damaged: piece {index} {piece.text!r} is not one of the 256 bytes"
+            )
+
+
+def _roles(pieces: list[Piece], trainer: Settings) -> Roles:
+    unk = _role(pieces, trainer, 40, default=0, kind=UNKNOWN, name="unk")
+    bos = _role(pieces, trainer, 41, default=1, kind=CONTROL, name="bos")
+    eos = _role(pieces, trainer, 42, default=2, kind=CONTROL, name="eos")
+    pad = _role(pieces, trainer, 43, default=-1, kind=CONTROL, name="pad")
+    if unk is None or eos is None:
+        raise TokenizerError(f"tokenizer model has no {'<unk>' if unk is None else '<eos>'}; one is needed")
+    others = [index for index, piece in enumerate(pieces) if piece.kind == UNKNOWN and index != unk]
+    if others:
+        raise TokenizerError(f"tokenizer model: piece {others[0]} is a second <unk>")
+    return Roles(unk if pad is None else pad, unk, eos if bos is None else bos, eos, bos is not None)
+
+
+def _role(pieces: list[Piece], trainer: Settings, field: int, *, default: int, kind: int, name: str) -> int | None:
+    value = trainer.get(field, default)
+    index = value - 2**64 if isinstance(value, int) and value >= 2**63 else value
+    if index == -1:
+        return None
+    if not isinstance(index, int) or not 0 <= index < len(pieces) or pieces[index].kind != kind:
+        raise TokenizerError(f"tokenizer model has {name} id {index!r:.20}, which is not a piece of the kind it needs")
+    return index
+
+
+def _losses(pieces: list[Piece], trainer: Settings, normalizer: Settings, denormalizer: Settings) -> tuple[str, ...]:
     """Field numbers and defaults are those of sentencepiece_model.proto."""
+    spaced = [piece.text for piece in pieces if piece.kind in (NORMAL, USER_DEFINED) and " " in piece.text]
     faults = {
-        "model type is not BPE": trainer.get(3, 1) != _BPE,
-        "byte fallback is off": not trainer.get(35, 0),
+        "it has neither merges (BPE) nor likelihoods (unigram)": trainer.get(3, UNIGRAM) not in (BPE, UNIGRAM),
+        "byte fallback is off, so that unknown characters are lost": not trainer.get(35, 0),
+        "it doesn't hold each of the 256 byte pieces": sum(piece.kind == BYTE for piece in pieces) != 256,
         "spaces are suffixes": bool(trainer.get(24, 0)),
         "text is normalised": bool(normalizer.get(2) or denormalizer.get(2)),
-        "a space is put before the text (add_dummy_prefix)": bool(normalizer.get(3, 1)),
         "extra whitespace is removed": bool(normalizer.get(4, 1)),
         "spaces are not marked": not normalizer.get(5, 1),
+        f"a piece holds a space, not its mark {SPACE_MARK!r}": bool(spaced),
     }
-    found = [fault for fault, present in faults.items() if present]
-    if found:
-        raise TokenizerError(f"tokenizer model doesn't keep text exactly: {'; '.join(found)}; train one with cyberslm")
+    return tuple(fault for fault, present in faults.items() if present)
 
 
-def _check_roles(pieces: list[Piece], trainer: dict[int, Value]) -> None:
-    roles = (("pad", CONTROL, 43, -1), ("unk", UNKNOWN, 40, 0), ("bos", CONTROL, 41, 1), ("eos", CONTROL, 42, 2))
-    for index, (name, kind, field, default) in enumerate(roles):
-        declared = trainer.get(field, default)
-        if declared != index:
-            raise TokenizerError(f"tokenizer model has {name} id {_signed(declared)!r}; it must be {index}")
-        if index >= len(pieces) or pieces[index].kind != kind:
-            raise TokenizerError(f"tokenizer model: piece {index} is not of the kind that {name} needs")
-    for index, piece in enumerate(pieces):
-        if piece.kind not in (NORMAL, CONTROL, BYTE) and index != UNK:
-            raise TokenizerError(f"tokenizer model: piece {index} {piece.text!r} is of unsupported kind {piece.kind}")
-
-
-def _signed(value: Value) -> Value:
-    return value - 2**64 if isinstance(value, int) and value >= 2**63 else value
-
-
-def _check_spelling(pieces: list[Piece]) -> None:
-    """Each rule removes one way in which SentencePiece and a merge list could disagree."""
-    seen = {piece.text for piece in pieces}
-    if len(seen) != len(pieces) or "" in seen:
-        raise TokenizerError("tokenizer model is damaged: a piece is empty or occurs twice")
-    if sorted(piece.text for piece in pieces if piece.kind == BYTE) != sorted(_BYTE_PIECES):
-        raise TokenizerError("tokenizer model doesn't hold each of the 256 byte pieces once")
+def _gaps(pieces: list[Piece], kind: Value, *, dummy_prefix: bool) -> tuple[str, ...]:
+    """Each rule removes one way in which SentencePiece and its twin could disagree."""
     normal = [piece for piece in pieces if piece.kind == NORMAL]
     letters = {piece.text for piece in normal if len(piece.text) == 1}
-    scores = [piece.score for piece in normal if len(piece.text) > 1]
+    symbols = [piece.text for piece in pieces if piece.kind == USER_DEFINED]
+    unspelled = next((piece.text for piece in normal if not letters.issuperset(piece.text)), None)
+    faults = {
+        f"a character of piece {unspelled!r} is not a piece itself": unspelled is not None,
+        "a protected symbol holds a space": any(SPACE_MARK in symbol for symbol in symbols),
+        "it has protected symbols and puts a space before each text": bool(symbols) and dummy_prefix,
+    }
+    if kind == BPE:
+        faults["two pieces share a score"] = _ambiguous(normal)
+    else:
+        fixed = {piece.text for piece in pieces if piece.kind in (UNKNOWN, CONTROL, BYTE)}
+        faults["scores are not multiples of 1/64"] = any((piece.score * GRID) % 1 for piece in normal)
+        faults["a score is beyond 4,096"] = any(abs(piece.score) > 1 << 12 for piece in normal)
+        faults["a character of a control piece is not a piece itself"] = not letters.issuperset("".join(fixed))
+    return tuple(fault for fault, present in faults.items() if present)
+
+
+def _ambiguous(normal: list[Piece]) -> bool:
+    """Whether pieces that share a score are anything but runs of the space mark, for which the twin has a rule."""
+    of_score: dict[float, list[str]] = {}
     for piece in normal:
-        if " " in piece.text:
-            raise TokenizerError(f"tokenizer model: piece {piece.text!r} holds a space, not its mark {SPACE_MARK!r}")
-        if not letters.issuperset(piece.text):
-            raise TokenizerError(f"tokenizer model: a character of piece {piece.text!r} is not a piece itself")
-    if len(set(scores)) != len(scores) or not all(map(math.isfinite, scores)):
-        raise TokenizerError("tokenizer model: two pieces share a score or a score is not finite")
+        if len(piece.text) > 1:
+            of_score.setdefault(piece.score, []).append(piece.text)
+    return any(len(texts) > 1 and set("".join(texts)) != {SPACE_MARK} for texts in of_score.values())

@@ -16,7 +16,7 @@ from conftest import MakeRun
 from cyberslm import cli
 
 Cli = Callable[..., "Said"]
-VERBS = ("init", "check", "train", "generate", "eval", "data prepare", "tokenizer train")
+VERBS = ("init", "check", "train", "generate", "eval", "data prepare", "tokenizer train", "tokenizer report")
 
 
 class Said(NamedTuple):
@@ -128,6 +128,20 @@ def test_check_shows_sizes_and_the_first_batch_and_trains_nothing(call: Cli, mak
     assert "tokens: 128 per step, " in said.out
     assert "row 0: " in said.out
     assert not (path.parent / "run" / "checkpoints").exists()
+
+
+def test_tokenizer_report_prints_a_table_or_json_and_draws(call: Cli, trained: Path, tmp_path: Path) -> None:
+    final = trained / "run" / "final"
+    said = call("tokenizer", "report", trained / "run.yaml", "--against", final, "--plot", tmp_path / "r.png")
+    assert said.code == 0
+    assert "tokens per indicator" in said.out
+    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+    said = call("tokenizer", "report", final, trained / "text", "--json")
+    (line,) = said.out.splitlines()
+    assert json.loads(line)["sources"][str(trained / "text")]["not_restored"] == 0
+    said = call("tokenizer", "report", final, "--sample-bytes", "0")
+    assert (said.code, said.err) == (2, "error: --sample-bytes must be at least 1, not 0\n")
+    assert call("tokenizer", "report", tmp_path / "absent").code == 2
 
 
 def test_data_prepare_and_tokenizer_train_do_their_parts(call: Cli, make_run: MakeRun, tmp_path: Path) -> None:
@@ -246,7 +260,7 @@ def test_bad_json_line_is_fatal_with_its_place_or_counted(call: Cli, make_run: M
     said = call("train", path)
     assert said.code == 2
     assert "more.jsonl:21" in said.err
-    said = call("train", path, "data.on_bad_line=skip")
+    said = call("train", path, "data.on_bad_input=skip")
     assert said.code == 0
     assert "skipped: 1 " in said.err
 

@@ -69,11 +69,11 @@ def test_the_layout_of_a_shard_is_as_documented(tmp_path):
     assert raw[128:134] == b"\1\0\2\0\3\0"
     assert raw[134:136] == b"\0\0"
     assert np.frombuffer(raw[136:152], "<u8").tolist() == [2, 3]
-    assert np.frombuffer(raw[152:], "<u8").tolist() == [0, 2, 0, 0, 1, 0]
+    assert np.frombuffer(raw[152:], "<u4").tolist() == [0, 0, 2, 0, 0, 0, 0, 0, 1, 0, 0, 0]
 
 
 def test_each_document_is_kept_with_its_place_and_what_of_it_is_trained(tmp_path):
-    places = [Place(0, 0, 7), Place(2, 5, 1 << 40), Place(2, (1 << 32) - 1, 3)]
+    places = [Place(0, 0, 7), Place(2, 5, 1 << 40), Place(2, (1 << 32) - 1, 3, 8)]
     masks = [None, np.array([False, True, True] * 5), np.array([True])]
     with ShardWriter(tmp_path, "train", vocab_size=300, tokenizer_sha256=SHA) as writer:
         for place, mask, size in zip(places, masks, (2, 15, 1), strict=True):
@@ -147,7 +147,7 @@ def test_tokens_beyond_4_gib_are_read_right(tmp_path):
         stream.write(np.array([7, 8, 9], "<u2").tobytes())
         stream.seek(header.ends_offset)
         stream.write(np.array([header.num_tokens - 2, header.num_tokens], "<u8").tobytes())
-        stream.write(np.array([(1, 9, 0, 0), (2, 9, 0, 3)], RECORD).tobytes())
+        stream.write(np.array([(1, 9, 0, 0, 0), (2, 9, 0, 3, 0)], RECORD).tobytes())
         mask_bytes = header.num_tokens // 8
         stream.seek(mask_bytes - 1, 1)
         stream.write(b"\xa0")

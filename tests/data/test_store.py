@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packed import tar_of, zip_of
 
 from cyberslm.data.config import DataConfig
+from cyberslm.data.places import Places
 from cyberslm.data.prepare import prepare
 from cyberslm.data.shards import Place, ShardWriter
 from cyberslm.data.store import Origin, SourceRange, TokenStore
@@ -89,12 +91,47 @@ def test_validation_of_its_own_is_traced_to_data_validation(tmp_path, byte_token
     assert prepared.validation_source(1) == "data.validation[1]"
 
 
+def test_members_of_archives_are_traced_by_name(tmp_path, byte_tokenizer, write):
+    write("in/a.zip", zip_of({"one.txt": b"first", "sub/two.jsonl": b'{"text": "second"}\n{"text": "third"}\n'}))
+    write("in/b.txt", "fourth")
+    write("in/c.tar", tar_of({"empty.txt": b" ", "five.txt": b"fifth", "six.txt": b"sixth"}))
+    config = DataConfig(sources=(str(tmp_path / "in"),), validation_fraction=0.3)
+    prepared = prepare(config, lambda texts: byte_tokenizer, tmp_path / "out", tokenizer_settings={})
+    found = {}
+    for store in filter(None, (prepared.train, prepared.validation)):
+        for document in range(store.num_documents):
+            first, end = store.document_bounds(document)
+            origin = store.origin(end - 1)
+            found[byte_tokenizer.decode(store.slice(first, end))] = (origin.file, origin.line)
+    assert found == {
+        "first": ("a.zip!one.txt", 1),
+        "second": ("a.zip!sub/two.jsonl", 1),
+        "third": ("a.zip!sub/two.jsonl", 2),
+        "fourth": ("b.txt", 1),
+        "fifth": ("c.tar!five.txt", 1),
+        "sixth": ("c.tar!six.txt", 1),
+    }
+    (tmp_path / "out" / "members.jsonl").unlink()
+    with pytest.raises(IntegrityError, match=r"members\.jsonl its member 1; .*prepare the data again"):
+        prepared.train.origin(0)
+
+
+def test_a_document_of_no_file_that_was_read_is_refused(tmp_path):
+    files = [{"source": "data.sources[0]", "path": name} for name in ("a.txt", "b.zip", "c.txt")]
+    with Places(files, tmp_path) as places:
+        assert places.of("data.sources[0]", "b.zip!x", 4) == Place(0, 1, 4, 1)
+        assert places.of("data.sources[0]", "b.zip!x", 9) == Place(0, 1, 9, 1)
+        assert places.of("data.sources[0]", "b.zip!y", 1) == Place(0, 1, 1, 2)
+        with pytest.raises(IntegrityError, match="not the next file that was read"):
+            places.of("data.sources[0]", "a.txt", 1)
+
+
 @pytest.mark.parametrize("content", [None, "", "{}\n", "[]\n", "nonsense\n"])
 def test_an_inputs_file_that_cannot_tell_is_named(tmp_path, content):
     store = store_of(tmp_path, [3])
     if content is not None:
         (tmp_path / "inputs.jsonl").write_text(content)
-    with pytest.raises(IntegrityError, match=r"inputs\.jsonl does not tell the file of document 0"):
+    with pytest.raises(IntegrityError, match=r"inputs\.jsonl does not tell file 0; .*prepare the data again"):
         store.origin(0)
 
 

@@ -25,7 +25,7 @@ def loader(prepared: object) -> RowLoader:
 def test_unigram_equals_counting_by_hand(prepared: object) -> None:
     tokenizer = prepared.tokenizer
     counts = Counter(prepared.train.slice(0, prepared.train.num_tokens).tolist())
-    usable = [i for i in range(tokenizer.vocab_size) if i not in (0, 1, 2)]
+    usable = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.control_ids - {tokenizer.eos_id}]
     total = sum(counts[i] + 1 for i in usable)
     ids = prepared.validation.slice(1, prepared.validation.num_tokens).tolist()
     bits = sum(-math.log2((counts[i] + 1) / total) for i in ids if i != 2)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import oracles
 import pytest
@@ -29,7 +29,7 @@ class Bytes:
     def decode(self, ids: Iterable[int]) -> str:
         return bytes(i - 4 for i in ids if i >= 4).decode("utf-8", "replace")
 
-    def stream_decoder(self) -> object:
+    def stream_decoder(self, *, after: Sequence[int] = ()) -> object:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
         class Stream:

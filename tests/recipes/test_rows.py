@@ -81,19 +81,20 @@ def test_evaluation_makes_rows_as_in_training(two_sources: MakeRun, tmp_path: Pa
 
 
 def test_check_marks_documents_and_describes_rows(two_sources: MakeRun) -> None:
-    run = load_run(two_sources(MODES | {"model.max_seq_len": 128}))
+    run = load_run(two_sources(MODES | {"data.mixture": {0: 2, 1: 1}, "data.txt_unit": "line"}))
     lines = list(check(run, lambda line: None))
     prepared = ensure_prepared(run.value, lambda line: None)
     loader = row_loader(run.value, prepared, prepared.train)
     rows = [line for line in lines if line.startswith("row ")]
     batch = loader.batch(0)
-    assert sum(line.count("||[<bos>]|") for line in rows) > 0
+    assert len(rows) == 2
     for row, line in enumerate(rows):
-        assert line.count("<bos>") <= int(batch.docs[row].max()) + 1
+        assert line.count("||") <= int(batch.docs[row].max())
+        assert line.count("||[<bos>]") + line.count(": [<bos>]") == line.count("<bos>")
     text = "\n".join(lines)
     assert f"rows: {loader.usage.rows:,} packed, {loader.usage.padding:.2%} padding; " in text
     assert "documents don't see each other" in text
-    assert "mixture: data.sources[1]: " in text
+    assert "mixture: data.sources[0]: " in text
     assert "66.67% of all" in text
 
 

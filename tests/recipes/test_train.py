@@ -464,8 +464,8 @@ def test_tokenizer_keeps_the_rule_for_bos_it_was_saved_with(make_run: MakeRun, t
     tokenizer = {"path": str(tmp_path / "a" / "run" / "final")}
     second = make_run({"tokenizer": tokenizer, "train.max_steps": 5}, folder=tmp_path / "b")
     with pytest.raises(ConfigError, match=r"tokenizer.add_bos is True and .* was saved with False"):
-        train(second)
-    train(second, "tokenizer.add_bos=false")
+        train(second, "tokenizer.add_bos=true")
+    train(second)
     assert cyberslm.load(tmp_path / "b" / "run").tokenizer.add_bos is False
 
 

@@ -5,29 +5,13 @@ import random
 from pathlib import Path
 
 import pytest
+from strings import ALPHABETS, assert_equal, varied
 
-from cyberslm.text.tokenizer import SentencePieceTokenizer, load_tokenizer
+from cyberslm.text.config import CHAT_MARKERS
+from cyberslm.text.tokenizer import load_tokenizer
 from cyberslm.text.train import TokenizerConfig, train_tokenizer
 
 transformers = pytest.importorskip("transformers")
-ALPHABETS = [" ", "0", "A", "-", "ab", "01", "a ", " \n\t", "aab", "=-", "/\\", "abc", "0123456789abcdef", "<eos>"]
-
-
-def varied(documents: list[str], count: int) -> list[str]:
-    """Deterministic strings of text, code, hex, base64-like runs, URLs, emoji, CJK and control spellings."""
-    rng = random.Random(0)
-    text = "".join(documents)
-    strings: list[str] = []
-    while len(strings) < count:
-        at = rng.randrange(len(text) - 200)
-        alphabet = rng.choice([*ALPHABETS, "\u65e5\u672c\u8a9e ", "\U0001f600\U0001f44d\u200d", "\u2581\ufdd001 "])
-        strings += [
-            text[at : at + rng.randint(1, 200)],
-            "".join(rng.choices(alphabet, k=rng.randint(1, 60))),
-            f"https://host.example/{rng.randbytes(6).hex()}?q=%20a&b={rng.randint(0, 10**9)} ",
-            f"  {rng.randbytes(12).hex(' ')}  |{rng.choice(['<eos>', '<pad>', '<s>'])}|\r\n",
-        ]
-    return strings
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["bos", "no-bos"])
@@ -35,16 +19,6 @@ def folder(request: pytest.FixtureRequest, documents: list[str], tmp_path_factor
     folder = tmp_path_factory.mktemp("twin")
     train_tokenizer(documents, TokenizerConfig(vocab_size=2000, add_bos=request.param)).tokenizer.save(folder)
     return folder
-
-
-def assert_equal(ours: SentencePieceTokenizer, theirs: object, strings: list[str]) -> None:
-    encoded = theirs(strings)["input_ids"]  # type: ignore[operator]
-    bare = theirs(strings, add_special_tokens=False)["input_ids"]  # type: ignore[operator]
-    for text, with_special, without in zip(strings, encoded, bare, strict=True):
-        assert with_special == ours.encode(text), ascii(text)
-        assert without == ours.encode(text, add_special_tokens=False), ascii(text)
-        assert theirs.decode(with_special, skip_special_tokens=True) == text  # type: ignore[attr-defined]
-        assert ours.decode(with_special) == text
 
 
 @pytest.mark.parametrize("model_type", [None, "llama", "qwen3"])
@@ -59,6 +33,10 @@ def test_auto_tokenizer_gives_the_same_ids_and_text(
     assert_equal(ours, theirs, awkward + varied(documents, 1_000 if model_type is None else 100))
     assert (theirs.pad_token_id, theirs.unk_token_id, theirs.bos_token_id, theirs.eos_token_id) == (0, 1, 2, 3)
     assert theirs.vocab_size == ours.vocab_size
+    markers = theirs.convert_tokens_to_ids(list(CHAT_MARKERS))
+    assert markers == list(range(4, 4 + len(CHAT_MARKERS)))
+    turn = [ours.bos_id, markers[1], *ours.encode("hi there", add_special_tokens=False), markers[-1]]
+    assert theirs.decode(turn, skip_special_tokens=True) == ours.decode(turn) == "hi there"
     assert theirs("a", "b")["input_ids"] == ours.encode("a") + ours.encode("b")
 
 
@@ -70,12 +48,12 @@ def test_twin_saved_by_transformers_stays_equal(
     assert_equal(load_tokenizer(folder), again, awkward + varied(documents, 200))
 
 
-@pytest.mark.parametrize("split_digits", [True, False])
-def test_low_entropy_text_has_the_same_merges(tmp_path: Path, split_digits: bool) -> None:
+@pytest.mark.parametrize("digits", ["single", "free"])
+def test_low_entropy_text_has_the_same_merges(tmp_path: Path, digits: str) -> None:
     """Where one piece has two splits, SentencePiece takes the leftmost pair and a merge list the first split listed."""
     rng = random.Random(1)
     runs = ["".join(rng.choices(rng.choice(ALPHABETS), k=rng.randint(1, 80))) for _ in range(2_500)]
-    config = TokenizerConfig(vocab_size=900, shrink=True, split_digits=split_digits)
+    config = TokenizerConfig(vocab_size=900, shrink=True, digits=digits)
     ours = train_tokenizer(runs[:500], config).tokenizer
     ours.save(tmp_path)
     assert_equal(ours, transformers.AutoTokenizer.from_pretrained(tmp_path), runs[500:])

@@ -9,15 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cyberslm.errors import StorageError, TokenizerError
-from cyberslm.text import tokenizer as module
+from cyberslm.text.config import CHAT_MARKERS, ROLES
 from cyberslm.text.tokenizer import SentencePieceTokenizer, Tokenizer, load_tokenizer
+
+FIRST_BYTE = len(ROLES) + len(CHAT_MARKERS)
+FIRST_LEARNED = FIRST_BYTE + 256
 
 texts = st.one_of(st.text(), st.text(alphabet=" \t\n\r\0\u2581\ufdd001ae\u2585\ufeff\U0001f600", max_size=60))
 
 
 def plain_encode(tokenizer: SentencePieceTokenizer, text: str) -> list[int]:
     """Slow truth: merge the best-scored neighbouring pair, leftmost first, until none is left."""
-    pieces = {tokenizer.piece(i): i for i in range(260, tokenizer.vocab_size)}
+    pieces = {tokenizer.piece(i): i for i in range(FIRST_LEARNED, tokenizer.vocab_size)}
     symbols = list(text.replace("\ufdd0", "\ufdd00").replace("\u2581", "\ufdd01").replace(" ", "\u2581"))
     rank = {piece: index for index, piece in enumerate(pieces)}
     while True:
@@ -30,7 +33,7 @@ def plain_encode(tokenizer: SentencePieceTokenizer, text: str) -> list[int]:
         symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
     ids = []
     for symbol in symbols:
-        ids += [pieces[symbol]] if symbol in pieces else [4 + byte for byte in symbol.encode()]
+        ids += [pieces[symbol]] if symbol in pieces else [FIRST_BYTE + byte for byte in symbol.encode()]
     return ids
 
 
@@ -57,7 +60,7 @@ def test_cut_text_gives_the_ids_of_the_whole(tokenizer: SentencePieceTokenizer, 
     text = text + " the quick  brown\n\n\tfox " + text
     whole = tokenizer.encode(text)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_PART_CHARS", 1)
+        patch.setattr(tokenizer, "_part_chars", 1)
         assert tokenizer.encode(text) == whole
         assert tokenizer.encode_documents([text])[0].tolist() == [*whole, tokenizer.eos_id]
 
@@ -71,7 +74,7 @@ def test_stream_equals_decode_for_any_ids(tokenizer: SentencePieceTokenizer, ids
 
 def test_ids_and_bos_rule(tokenizer: SentencePieceTokenizer) -> None:
     assert (tokenizer.pad_id, tokenizer.unk_id, tokenizer.bos_id, tokenizer.eos_id) == (0, 1, 2, 3)
-    assert tokenizer.control_ids == {0, 1, 2, 3}
+    assert tokenizer.control_ids == set(range(FIRST_BYTE))
     assert tokenizer.encode("") == [2]
     assert tokenizer.encode("", add_special_tokens=False) == []
     assert tokenizer.encode("x")[1:] == tokenizer.encode("x", add_special_tokens=False)
@@ -84,12 +87,12 @@ def test_text_never_becomes_a_control_id(tokenizer: SentencePieceTokenizer, awkw
 
 def test_control_ids_decode_to_nothing_but_can_be_shown(tokenizer: SentencePieceTokenizer) -> None:
     assert tokenizer.decode([2, *tokenizer.encode("a  b", add_special_tokens=False), 3, 0, 1]) == "a  b"
-    assert [tokenizer.piece(i) for i in range(5)] == ["<pad>", "<unk>", "<bos>", "<eos>", "<0x00>"]
-    assert [tokenizer.token_bytes(i) for i in (2, 4, 259)] == [b"", b"\0", b"\xff"]
+    assert [tokenizer.piece(i) for i in range(FIRST_BYTE + 1)] == [*ROLES, *CHAT_MARKERS, "<0x00>"]
+    assert [tokenizer.token_bytes(i) for i in (2, 5, FIRST_BYTE, FIRST_BYTE + 255)] == [b"", b"", b"\0", b"\xff"]
 
 
 def test_invalid_bytes_decode_to_replacement_characters(tokenizer: SentencePieceTokenizer) -> None:
-    assert tokenizer.decode([4 + 0xFF, 4 + ord("a"), 4 + 0xF0, 4 + 0x9F]) == "\ufffda\ufffd"
+    assert tokenizer.decode([FIRST_BYTE + byte for byte in b"\xffa\xf0\x9f"]) == "\ufffda\ufffd"
 
 
 def test_documents_equal_the_plain_path_with_any_number_of_threads(

@@ -10,7 +10,7 @@ from cyberslm.text.train import TokenizerConfig, train_tokenizer
 
 
 def vocabulary(tokenizer: SentencePieceTokenizer) -> list[str]:
-    return [tokenizer.piece(i) for i in range(260, tokenizer.vocab_size)]
+    return [tokenizer.piece(i) for i in range(266, tokenizer.vocab_size)]
 
 
 def test_same_documents_give_the_same_model(documents: list[str], tokenizer: SentencePieceTokenizer) -> None:
@@ -36,7 +36,7 @@ def test_newlines_tabs_and_runs_of_spaces_become_pieces(documents: list[str]) ->
 def test_digits_stand_alone_unless_told_otherwise() -> None:
     documents = ["port 443 and 4434 or 44344\n" * 50]
     apart = train_tokenizer(documents, TokenizerConfig(vocab_size=400, shrink=True)).tokenizer
-    joined = train_tokenizer(documents, TokenizerConfig(vocab_size=400, shrink=True, split_digits=False)).tokenizer
+    joined = train_tokenizer(documents, TokenizerConfig(vocab_size=400, shrink=True, digits="free")).tokenizer
     assert "443" in vocabulary(joined)
     assert not any(len(piece) > 1 and any(map(str.isdigit, piece)) for piece in vocabulary(apart))
 
@@ -60,7 +60,7 @@ def test_long_documents_are_not_dropped() -> None:
 def test_text_without_borders_is_used_whole(long: str) -> None:
     tokenizer, report = train_tokenizer([long], TokenizerConfig(vocab_size=1000, shrink=True))
     assert report.bytes_used == len(long.encode())
-    assert tokenizer.encode(long[:1], add_special_tokens=False)[0] >= 260
+    assert tokenizer.encode(long[:1], add_special_tokens=False)[0] >= 266
 
 
 @pytest.mark.parametrize("reserved", ["\0", "\u2585"])
@@ -107,8 +107,8 @@ def test_vocabulary_too_large_names_the_largest_that_works(documents: list[str],
 
 
 def test_vocabulary_too_small_for_the_characters_names_the_smallest(documents: list[str]) -> None:
-    with pytest.raises(ConfigError, match=r"tokenizer\.vocab_size: 270 is too small.*at least \d+") as caught:
-        train_tokenizer(documents, TokenizerConfig(vocab_size=270, shrink=True))
+    with pytest.raises(ConfigError, match=r"tokenizer\.vocab_size: 275 is too small.*at least \d+") as caught:
+        train_tokenizer(documents, TokenizerConfig(vocab_size=275, shrink=True))
     smallest = int(str(caught.value).split("at least ")[1].split(";")[0])
     assert train_tokenizer(documents, TokenizerConfig(vocab_size=smallest)).report.vocab_size == smallest
 

@@ -1,0 +1,155 @@
+"""Reading and redacting as a map over files: tasks of neighbouring files in, parts on disk out.
+
+Tasks follow from the list of files alone, so workers and machines may share them in any way: a part has the same bytes
+whoever makes it. A part is three files: ``.docs`` (a spool), ``.json`` (what was counted, and each file's hash) and
+``.finds`` (places of what was redacted, never values).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cyberslm.data.clean.entry import Entry
+from cyberslm.data.config import DataConfig
+from cyberslm.data.counts import Counts
+from cyberslm.data.inputs import InputFile, find_inputs, hash_file, printable
+from cyberslm.data.readers.formats import named_format
+from cyberslm.data.redact.redactor import Redactor
+from cyberslm.data.redact.report import RedactionReport, finding_lines
+from cyberslm.data.sources import read_documents
+from cyberslm.data.spool import Spooled, write_spool
+
+TASK_BYTES = 1 << 24
+TASK_FILES = 1000
+RECORDS = frozenset({"jsonl", "json", "csv", "tsv", "parquet"})
+
+
+class Task(NamedTuple):
+    """Files that one part is made of, neighbours in the order of all files."""
+
+    number: int
+    files: tuple[InputFile, ...]
+
+
+class Files(NamedTuple):
+    """All files of a configuration, validation first, and per source what was passed over and why."""
+
+    files: tuple[InputFile, ...]
+    passed_over: Mapping[str, Counter[str]]
+
+    @property
+    def keys(self) -> list[str]:
+        """Every source key, in order."""
+        return list(self.passed_over)
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+def find_files(config: DataConfig) -> Files:
+    """The files of ``data.validation`` and ``data.sources``. Raises DataError."""
+    validation = find_inputs(config.validation, key="data.validation")
+    train = find_inputs(config.sources, key="data.sources")
+    return Files((*validation.files, *train.files), validation.passed_over | train.passed_over)
+
+
+def make_tasks(files: Sequence[InputFile]) -> Iterator[Task]:
+    """Files cut into tasks of at least ``TASK_BYTES`` or ``TASK_FILES`` files, but for the last."""
+    number, batch, size = 0, list[InputFile](), 0
+    for file in files:
+        batch.append(file)
+        size += file.size
+        if size >= TASK_BYTES or len(batch) >= TASK_FILES:
+            yield Task(number, tuple(batch))
+            number, batch, size = number + 1, [], 0
+    if batch:
+        yield Task(number, tuple(batch))
+
+
+class Part(NamedTuple):
+    """One task's outcome in ``folder``."""
+
+    folder: Path
+    number: int
+
+    @property
+    def documents(self) -> Path:
+        return self.folder / f"part-{self.number:06d}.docs"
+
+    @property
+    def finds(self) -> Path:
+        return self.folder / f"part-{self.number:06d}.finds"
+
+    @property
+    def meta(self) -> Path:
+        return self.folder / f"part-{self.number:06d}.json"
+
+
+class PartMeta(NamedTuple):
+    """What was counted while a part was made: per source, of redaction, and a plain record of each file."""
+
+    counts: dict[str, Counts]
+    redaction: RedactionReport
+    files: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class PartMaker:
+    """Makes the part of a task; can be sent to a worker process."""
+
+    config: DataConfig
+    redactor: Redactor | None
+    folder: Path
+    keys: Sequence[str]
+
+    def __call__(self, task: Task) -> Part:
+        part, meta = Part(self.folder, task.number), PartMeta({}, RedactionReport(), [])
+        with part.finds.open("x", encoding="utf-8", newline="\n") as finds:
+            write_spool(part.documents, self._documents(task, meta, finds.writelines), self.keys)
+        plain = {
+            "counts": {key: vars(counts) for key, counts in meta.counts.items()},
+            "redaction": vars(meta.redaction) | {"digests": sorted(meta.redaction.digests)},
+            "files": meta.files,
+        }
+        part.meta.write_text(json.dumps(plain), encoding="utf-8")
+        return part
+
+    def _documents(self, task: Task, meta: PartMeta, write_finds: Any) -> Iterator[Spooled]:
+        for file in task.files:
+            facts = {"source": file.key, "path": file.name, "size": file.size, "mtime_ns": file.mtime_ns}
+            meta.files.append(facts | {"sha256": hash_file(file)})
+            counts = meta.counts.setdefault(file.key, Counts())
+            for entry in entries(file, self.config, counts):
+                if self.redactor is not None:
+                    redacted = self.redactor.redact(entry.text)
+                    meta.redaction.add(redacted)
+                    if redacted.findings:
+                        write_finds(finding_lines(redacted, entry.name, line=entry.line))
+                        entry = entry._replace(text=redacted.text)
+                yield Spooled(entry)
+
+
+def entries(file: InputFile, config: DataConfig, counts: Counts) -> Iterator[Entry]:
+    """The documents of a file under names that are equal on every machine."""
+    own = len(printable(file.path))
+    for document in read_documents(file, config, counts):
+        name = file.name + document.source[own:]
+        record = named_format(name.rpartition("!")[2]) in RECORDS
+        yield Entry(document.text, file.key, name, document.line, record=record)
+
+
+def read_meta(part: Part) -> PartMeta:
+    """What `PartMaker` counted."""
+    plain = json.loads(part.meta.read_text(encoding="utf-8"))
+    counts = {
+        key: Counts(**each | {"skipped": Counter(each["skipped"])}) for key, each in dict(plain["counts"]).items()
+    }
+    told = plain["redaction"]
+    tallies = {name: Counter(told[name]) for name in ("found", "standins")}
+    return PartMeta(counts, RedactionReport(**told | tallies | {"digests": set(told["digests"])}), plain["files"])

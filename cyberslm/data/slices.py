@@ -1,0 +1,70 @@
+"""Slices: what one of several machines read and redacted, and their merge, which goes on as if one had done it all.
+
+Tasks are dealt out in turn, so n machines get parts of about equal size. A slice is a published folder of parts and
+knows the settings it was made with; a merge takes exactly the n slices of one corpus.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cyberslm.data.config import DataConfig
+from cyberslm.data.corpus import Progress, Reading, read_parts, settings_of
+from cyberslm.data.parts import Part, find_files, make_tasks
+from cyberslm.errors import ConfigError, IntegrityError
+from cyberslm.files import publish, verify
+
+SLICE_FORMAT = "cyberslm-slice/1"
+MAX_SLICES = 100_000
+
+
+def prepare_slice(config: DataConfig, target: Path, *, number: int, count: int, progress: Progress) -> None:
+    """Publish ``target`` with the parts of slice ``number`` (from 1) of ``count``, for another machine to merge.
+
+    Raises ConfigError when redaction would draw another key on each machine.
+    """
+    if not 1 <= number <= count <= MAX_SLICES:
+        raise ConfigError(f"--slice {number}/{count}: give i/n with i from 1 to n, and n up to {MAX_SLICES:,}")
+    if config.redact is not None and config.redact.key_file is None:
+        raise ConfigError("data.redact.key_file is not set: slices need one key, so that pseudonyms agree")
+
+    found = find_files(config)
+
+    def fill(staging: Path) -> Mapping[str, object]:
+        read_parts(config, found, staging, progress, slices=(number, count))
+        return {
+            "format": SLICE_FORMAT,
+            "slice": [number, count],
+            "settings": settings_of(config),
+            "num_parts": sum(1 for _ in make_tasks(found.files)),
+            "passed_over": {key: dict(reasons) for key, reasons in found.passed_over.items()},
+        }
+
+    publish(target, fill, replace=target.exists())
+
+
+def merged_reading(config: DataConfig, slices: Sequence[Path], scratch: Path) -> Reading:
+    """The parts of all slices, copied to ``scratch``. Raises IntegrityError for one that is damaged or doesn't fit."""
+    manifests = {folder: verify(folder) for folder in slices}
+    first = next(iter(manifests.values()))
+    wanted, count = settings_of(config), len(slices)
+    for folder, manifest in manifests.items():
+        if manifest.get("format") != SLICE_FORMAT:
+            raise IntegrityError(f"{folder} is no slice of prepared data")
+        if manifest["settings"] != wanted:
+            raise IntegrityError(f"{folder} was made with other settings, redaction key or evaluation files")
+        if (manifest["num_parts"], manifest["passed_over"]) != (first["num_parts"], first["passed_over"]):
+            raise IntegrityError(f"{folder} was made from another list of files than {slices[0]}")
+    given = sorted(tuple(manifest["slice"]) for manifest in manifests.values())
+    if given != [(number, count) for number in range(1, count + 1)]:
+        listed = ", ".join(f"{number}/{of}" for number, of in given)
+        raise IntegrityError(f"the slices given are {listed}: give each of 1/n to n/n once")
+    for folder in slices:
+        for path in folder.glob("part-*"):
+            shutil.copyfile(path, scratch / path.name)
+    parts = tuple(Part(scratch, number) for number in range(first["num_parts"]))
+    passed_over = {key: Counter(reasons) for key, reasons in first["passed_over"].items()}
+    return Reading(parts, passed_over, lasting_key=True)
