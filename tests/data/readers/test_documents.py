@@ -63,9 +63,9 @@ def test_a_file_that_cannot_be_read_is_an_error_or_a_counted_skip(tmp_path, monk
         return hash_file(file)
 
     monkeypatch.setattr(module, "hash_file", refuse)
-    with pytest.raises(DataError, match="Permission denied"):
-        with clean_corpus(DataConfig(sources=(str(tmp_path),)), tmp_path):
-            pass
+    refused = clean_corpus(DataConfig(sources=(str(tmp_path),)), tmp_path)
+    with pytest.raises(DataError, match="Permission denied"), refused:
+        pass
     config = DataConfig(sources=(str(tmp_path),), on_bad_input="skip", validation_fraction=0.0)
     with clean_corpus(config, tmp_path) as corpus:
         counts = corpus.new_counts()
