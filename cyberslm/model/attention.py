@@ -15,6 +15,7 @@ Letters: B batch, T queries, S keys, D width, H query heads, K key/value heads, 
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple, cast
 
 import torch
@@ -103,6 +104,8 @@ class MultiHeadSelfAttention(_Heads):
         if config.qk_norm:
             self.q_norm = RMSNorm(config.key_size, config.norm_eps)
             self.k_norm = RMSNorm(config.key_size, config.norm_eps)
+        if not 0 <= layer < config.num_layers:
+            raise ConfigError(f"layer must be from 0 to num_layers - 1 = {config.num_layers - 1}, not {layer}")
         self.window = config.windows[layer]
         self.own_rope = RotaryPositionEmbedding.of(config) if rope is None else None
         self._shared_rope = (rope,)  # in a tuple, so that the shared table is not a child of every layer
@@ -125,12 +128,26 @@ class MultiHeadSelfAttention(_Heads):
         """Attend from ``x`` ``(B, T, D)`` over what ``kv_cache`` holds and itself.
 
         ``kv_cache`` is a pair of keys and values, each ``(B, K, P, E)``, as ``present`` returns with ``use_cache``; or
-        a `KVCache` of one layer such as ``cache.view(layer)``, which is written to and is its own ``present``.
+        a `KVCache` of one layer such as ``cache.view(layer)``, which is written to without recording gradients and is
+        its own ``present``; weights then are over its slots, which hold no padding.
         ``attention_mask`` ``(B, past + T)`` marks real tokens 1 and padding 0, on either side; past columns are those
         of the pair, or the cache's ``columns``. Raises `InputError` for a wrong shape or dtype or a full cache.
         """
-        if x.ndim != 3 or x.shape[-1] != self.q_proj.in_features:
-            raise InputError(f"x must have shape (batch, tokens, {self.q_proj.in_features}), not {tuple(x.shape)}")
+        if x.ndim != 3 or not x.shape[1] or x.shape[-1] != self.q_proj.in_features:
+            raise InputError(
+                f"x must have shape (batch, tokens, {self.q_proj.in_features}) with tokens >= 1, not {tuple(x.shape)}"
+            )
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not isinstance(kv_cache, KVCache)):
+            return self._forward(x, attention_mask, return_attn_weights, kv_cache, use_cache)
+
+    def _forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None,
+        return_attn_weights: bool,  # noqa: FBT001
+        kv_cache: tuple[Tensor, Tensor] | KVCache | None,
+        use_cache: bool,  # noqa: FBT001
+    ) -> AttentionOutput:
         plan = self._plan(x, attention_mask, kv_cache)
         if plan.real is not None:
             x = x.masked_fill(~plan.real.unsqueeze(-1), 0.0)
@@ -149,8 +166,8 @@ class MultiHeadSelfAttention(_Heads):
     def attend(self, x: Tensor, plan: Plan, cache: LayerCache | None) -> Tensor:
         """The layer as the model runs it: everything about positions and masks is given."""
         q, k, v = self.project(x, x, x, plan.rotation)
-        if cache is not None and plan.slots is not None:
-            k, v = cache.write(k, v, plan.slots)
+        if cache is not None:
+            k, v = cache.write(k, v, cast(Slots, plan.slots))
         return self.mix(q, k, v, plan.sights[self.window])
 
     def _plan(self, x: Tensor, attention_mask: Tensor | None, kv_cache: tuple[Tensor, Tensor] | KVCache | None) -> Plan:
@@ -204,14 +221,17 @@ class Attention(_Heads):
         *,
         scale: Literal["head_dim", "key_dim"] | float = "head_dim",
     ) -> None:
-        kv_heads, total = n_heads if n_kv_heads is None else n_kv_heads, total_n_heads or n_heads
+        kv_heads, total = (
+            n_heads if n_kv_heads is None else n_kv_heads,
+            n_heads if total_n_heads is None else total_n_heads,
+        )
         _check_sizes(d_model, n_heads, kv_heads, total, dropout, key_dim)
         head_dim = d_model // total
         key_dim = head_dim if key_dim is None else key_dim
         scales = {"head_dim": head_dim**-0.5, "key_dim": key_dim**-0.5}
-        if not isinstance(scale, float) and scale not in scales:
-            raise ConfigError(f"scale must be 'head_dim', 'key_dim' or a fraction such as 0.125, not {scale!r}")
-        factor = scale if isinstance(scale, float) else scales[scale]
+        factor = scales.get(scale) if isinstance(scale, str) else scale
+        if factor is None or not 0 < factor < math.inf:
+            raise ConfigError(f"scale must be 'head_dim', 'key_dim' or a number above 0 such as 0.125, not {scale!r}")
         super().__init__(heads=n_heads, kv_heads=kv_heads, scale=factor, dropout=dropout)
         self.d_model, self.head_dim, self.key_dim = d_model, head_dim, key_dim
         self.wq = nn.Linear(d_model, n_heads * key_dim, bias=False)
@@ -249,10 +269,11 @@ class Attention(_Heads):
             allowed = self._mask(attn_mask, query.shape[0], query.shape[1], key.shape[1])
             sight = Sight(allowed=allowed)
             unseen = ~allowed.any(2).any(1).unsqueeze(-1)
-            query = query.masked_fill(cast(Tensor, sight.blind()), 0.0)
             key, value = key.masked_fill(unseen, 0.0), value.masked_fill(unseen, 0.0)
         else:
             sight = _causal(query.shape[1], key.shape[1], query.device) if is_causal else Sight()
+        if (blind := sight.blind()) is not None:
+            query = query.masked_fill(blind, 0.0)
         q, k, v = self.project(query, key, value, rotation)
         scores = self.weights(q, k, sight) if need_weights else None
         return Attended(self.resid_dropout(self.mix(q, k, v, sight)), scores)
@@ -260,10 +281,10 @@ class Attention(_Heads):
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         shapes = [tuple(t.shape) for t in (query, key, value)]
         alike = len({shape[0] for shape in shapes if shape}) == 1 and shapes[1] == shapes[2]
-        if not alike or any(len(shape) != 3 or shape[-1] != self.d_model for shape in shapes):
+        if not alike or any(len(shape) != 3 or not shape[1] or shape[-1] != self.d_model for shape in shapes):
             raise InputError(
                 f"query must have shape (batch, tokens, {self.d_model}), key and value (batch, keys, {self.d_model}),"
-                f" not {shapes[0]}, {shapes[1]} and {shapes[2]}"
+                f" none of them empty, not {shapes[0]}, {shapes[1]} and {shapes[2]}"
             )
 
     def _rotation(self, cos: Tensor | None, sin: Tensor | None, queries: int, keys: int) -> Rotation | None:
@@ -318,7 +339,7 @@ def _check_sizes(d_model: int, heads: int, kv_heads: int, total: int, dropout: f
             problems.append(f"total_n_heads {total} does not divide d_model {d_model}")
         if heads % kv_heads:
             problems.append(f"n_kv_heads {kv_heads} does not divide n_heads {heads}")
-    if not 0 <= dropout < 1:
+    if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
         problems.append(f"dropout must be at least 0 and below 1, not {dropout}")
     if problems:
         raise ConfigError("; ".join(problems))

@@ -5,8 +5,9 @@ different lengths sit side by side without gaps, and a query at position ``p`` s
 Slots past a row's length are zeros: what was cut off can't reach anyone.
 
 Room begins small and doubles up to ``capacity``, so a short chat doesn't pay for the whole context. It takes
-``CyberSLMConfig.cache_bytes_per_token`` for every slot of every row. The caller owns the cache; the model writes to its
-layers and calls `advance` once a forward pass. Lengths live on the host, so nothing waits for a device to know them.
+`cyberslm.model.sizes.cache_bytes_per_token` for every slot of every row. The caller owns the cache; the model writes to
+its layers and calls `advance` once a forward pass, without recording gradients. Lengths live on the host, so nothing
+waits for a device to know them.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class KVCache:
         device: torch.device | str = "cpu",
     ) -> None:
         capacities = [capacity] * batch_size if isinstance(capacity, int) else list(capacity)
-        if batch_size < 1 or len(capacities) != batch_size or not all(1 <= n <= config.max_seq_len for n in capacities):
+        fit = all(isinstance(n, int) and 1 <= n <= config.max_seq_len for n in capacities)
+        if batch_size < 1 or len(capacities) != batch_size or not fit:
             raise InputError(
                 f"a cache needs batch_size >= 1 and for each row a capacity from 1 to max_seq_len {config.max_seq_len},"
                 f" not {batch_size} and {capacity}"
@@ -85,11 +87,12 @@ class KVCache:
             for _ in range(config.num_layers)
         ]
         self.capacities = capacities
-        """Tokens that each row may hold."""
+        """Tokens that each row may hold, and by which dynamic rope scaling turns it."""
         self.lengths = [0] * batch_size
         """Tokens held, per row."""
         self.columns = 0
         """Columns of input seen, padding included: what an attention mask has to cover besides the new ones."""
+        self.is_view = False
 
     @property
     def batch_size(self) -> int:
@@ -107,8 +110,13 @@ class KVCache:
         return shape == (config.num_layers, config.kv_heads, config.key_size, config.head_size)
 
     def view(self, layer: int) -> KVCache:
-        """One layer as a cache of its own, for a layer that is run by hand: shared storage, lengths counted apart."""
-        return self._copy([self.layers[layer]])
+        """One layer as a cache of its own, for a layer that is run by hand: shared storage, lengths counted apart.
+
+        Rows are kept, reordered and cut on the whole cache, before its views are taken.
+        """
+        view = self._copy([self.layers[layer]])
+        view.is_view = True
+        return view
 
     def fork(self) -> KVCache:
         """A copy that goes its own way."""
@@ -140,6 +148,7 @@ class KVCache:
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order; repeating one copies it."""
+        self._whole()
         if not rows or not all(0 <= row < self.batch_size for row in rows):
             raise InputError(f"rows to keep must be from 0 to {self.batch_size - 1} and at least one, not {list(rows)}")
         index = torch.tensor(rows, device=self.layers[0].keys.device)
@@ -149,7 +158,11 @@ class KVCache:
         self.capacities = [self.capacities[row] for row in rows]
 
     def truncate(self, lengths: Sequence[int]) -> None:
-        """Forget each row's tokens from position ``lengths[row]`` on."""
+        """Forget each row's tokens from position ``lengths[row]`` on.
+
+        If anything is cut, later masks cover the longest row: padding that was fed before is forgotten too.
+        """
+        self._whole()
         if len(lengths) != self.batch_size or any(
             not 0 <= n <= old for n, old in zip(lengths, self.lengths, strict=True)
         ):
@@ -158,12 +171,17 @@ class KVCache:
             for layer in self.layers:
                 layer.keys[row, :, kept:held] = 0
                 layer.values[row, :, kept:held] = 0
-        self.lengths = list(lengths)
-        self.columns = max(self.lengths)
+        if list(lengths) != self.lengths:
+            self.lengths = list(lengths)
+            self.columns = max(self.lengths)
+
+    def _whole(self) -> None:
+        if self.is_view:
+            raise InputError("this cache is the view of one layer: keep and truncate the whole cache instead")
 
     def _copy(self, layers: list[LayerCache]) -> Self:
         other = object.__new__(type(self))
-        other.layers, other.columns = layers, self.columns
+        other.layers, other.columns, other.is_view = layers, self.columns, False
         other.lengths, other.capacities = list(self.lengths), list(self.capacities)
         return other
 
@@ -171,33 +189,44 @@ class KVCache:
 class KeyValue(tuple[Tensor, Tensor]):
     """Keys ``(B, K, P, key_dim)`` and values ``(B, K, P, head_dim)`` of one layer, as a plain pair that can grow.
 
-    `extended` writes behind the pair's last column, in room kept for it, unless someone else has extended the same pair
-    before; then, and when the room is used up, it copies to twice the room. Earlier pairs never change.
+    Where no gradients are recorded, `extended` writes behind the pair's last column, in room kept for it, unless the
+    same pair was extended before; then, and when the room is used up, it copies to twice the room. Earlier pairs never
+    change.
     """
 
     _shared: _Shared | None = None
 
     @classmethod
     def extended(cls, past: tuple[Tensor, Tensor] | None, k: Tensor, v: Tensor) -> KeyValue:
-        """``past`` and the new columns ``k`` and ``v``, ``(B, K, T, E)``; where gradients are wanted, by joining."""
+        """``past`` and the new columns ``k`` and ``v``, ``(B, K, T, E)``; where gradients are recorded, by joining."""
         if past is None:
             return cls((k, v))
         held = past[0].shape[2]
-        if torch.is_grad_enabled() and any(t.requires_grad for t in (*past, k, v)):
+        if torch.is_grad_enabled():
             return cls((torch.cat((past[0], k), dim=2), torch.cat((past[1], v), dim=2)))
         wanted = held + k.shape[2]
         shared = past._shared if isinstance(past, KeyValue) else None
-        if shared is None or shared.written != held or shared.keys.shape[2] < wanted:
-            shared = _Shared(*(_enlarged(t.detach(), max(wanted, 2 * held)) for t in past))
+        if shared is None or not shared.claim(held, wanted):
+            shared = _Shared(*(_enlarged(t, max(wanted, 2 * held)) for t in past))
+            shared.claim(held, wanted)
         grown = cls(shared.write(k, v, Slots(visible=wanted, start=held)))
-        grown._shared, shared.written = shared, wanted
+        grown._shared = shared
         return grown
 
 
 class _Shared(LayerCache):
-    """Room that pairs made one from another share; ``written`` columns of it belong to one of them."""
+    """Room that pairs made one from another share; who is first to extend a pair has the columns behind it."""
 
-    written = 0
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__(keys, values)
+        self._claims: dict[int, object] = {}
+
+    def claim(self, held: int, wanted: int) -> bool:
+        """Whether the columns from ``held`` to ``wanted`` are the caller's; of several threads one gets True."""
+        if self.keys.shape[2] < wanted or self.keys.is_inference() != torch.is_inference_mode_enabled():
+            return False
+        mine = object()
+        return self._claims.setdefault(held, mine) is mine
 
 
 def _enlarged(store: Tensor, room: int) -> Tensor:

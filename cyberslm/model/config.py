@@ -12,9 +12,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cyberslm.errors import ConfigError
+from cyberslm.model.checks import type_problems
 
 LIMIT = 1 << 24  # larger sizes are typing errors or hostile files; checked before anything is allocated
 LONGEST = 1 << 20  # tokens of context; the rotary table is made for all of them
+LARGEST_TABLE = 1 << 28  # numbers of the rotary table
+MOST_LAYERS = 10_000
+MOST_PARAMETERS = 1 << 40
 
 Activation = Literal["swiglu", "geglu", "gelu", "relu2"]
 GATED = frozenset({"swiglu", "geglu"})
@@ -49,6 +53,8 @@ class RopeScaling:
     """llama3: wavelengths below original_max_seq_len / high_freq_factor stay."""
 
     def __post_init__(self) -> None:
+        if problems := type_problems(self):
+            raise ConfigError("; ".join(problems))
         problems = [
             f"{name} must be above 0 and finite, not {value}"
             for name in ("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", "attention_factor")
@@ -178,7 +184,13 @@ class CyberSLMConfig:
     """Control id that ends a document; the tokenizer's."""
 
     def __post_init__(self) -> None:
-        problems = [*self._size_problems(), *self._value_problems(), *self._window_problems()]
+        problems = type_problems(self)
+        if not problems:
+            problems = [*self._size_problems(), *self._value_problems(), *self._window_problems()]
+        if not problems and self.num_parameters > MOST_PARAMETERS:
+            problems = [
+                f"these sizes make {self.num_parameters:,} parameters: at most {MOST_PARAMETERS:,} are possible"
+            ]
         if problems:
             raise ConfigError("; ".join(problems))
 
@@ -194,6 +206,8 @@ class CyberSLMConfig:
             return problems
         if self.max_seq_len > LONGEST:
             problems.append(f"max_seq_len must be at most {LONGEST:,}, not {self.max_seq_len}")
+        if self.num_layers > MOST_LAYERS:
+            problems.append(f"num_layers must be at most {MOST_LAYERS:,}, not {self.num_layers}")
         if self.head_dim is None and self.hidden_dim % self.num_heads:
             problems.append(
                 f"hidden_dim {self.hidden_dim} is not a multiple of num_heads {self.num_heads}:"
@@ -202,6 +216,11 @@ class CyberSLMConfig:
         elif self.key_size % 2:
             name = "head_dim" if self.key_dim is None else "key_dim"
             problems.append(f"{name} must be even for rotary positions, not {self.key_size}")
+        if self.max_seq_len * self.key_size > LARGEST_TABLE:
+            problems.append(
+                f"max_seq_len {self.max_seq_len} x head width {self.key_size} (head_dim, key_dim) is"
+                f" {self.max_seq_len * self.key_size:,}: the rotary table may have {LARGEST_TABLE:,} numbers"
+            )
         if self.num_heads % self.kv_heads:
             problems.append(f"num_kv_heads {self.kv_heads} does not divide num_heads {self.num_heads}")
         scaling = self.rope_scaling
@@ -236,6 +255,8 @@ class CyberSLMConfig:
                     "sliding_window as a pattern lists one size a layer, 0 for the whole context, such as"
                     f" [256, 256, 0], not {list(window)}"
                 )
+            elif len(window) > self.num_layers:
+                yield f"sliding_window lists {len(window)} sizes and there are num_layers {self.num_layers}: shorten it"
         elif window is not None and not _is_size(window):
             yield f"sliding_window must be from 1 to {LIMIT:,}, null or a pattern, not {window!r}"
 

@@ -2,10 +2,11 @@
 
     weights = softmax(q k^T * scale)        output = weights v
 
-Every kernel in `KERNELS` has the signature `Kernel` and gives the same numbers: zeros for a query that sees nothing,
-and nothing at all of what is hidden, be it NaN or infinite. ``explicit`` is the formula; ``fused`` is torch's kernel,
-which multiplies hidden values by a weight of 0 and so lets NaN through: on the CPU its result is looked at, and if it
-is not finite the formula decides. On other devices, and in a compiled graph, looking would cost more than it is worth.
+Every kernel in `KERNELS` has the signature `Kernel` and gives the same numbers, and zeros for a query that sees
+nothing. ``explicit`` is the formula, and lets nothing hidden through, be it NaN or infinite. ``fused`` is torch's
+kernel, which multiplies hidden values by a weight of 0, so that NaN would spread: on the CPU its result is looked at,
+and if it is not finite the formula decides. On other devices, and in a compiled graph, looking costs more than it is
+worth: there a NaN can reach an earlier query of the same run or mask.
 
 Letters: B batch, T queries, S keys, H query heads, K key/value heads, E head width.
 """
@@ -47,7 +48,12 @@ def fused(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: 
 
 
 def explicit(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: float) -> Tensor:
-    """The formula itself."""
+    """The formula itself, in at least fp32."""
+    with torch.autocast(q.device.type, enabled=False):
+        return _explicit(q, k, v, sight, scale, dropout)
+
+
+def _explicit(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: float) -> Tensor:
     weights_BHTS = F.dropout(explicit_weights(q, k, sight, scale), dropout)
     v_BHSE = _each_head(v, q.shape[1]).to(weights_BHTS.dtype)
     mixed_BHTE = weights_BHTS @ _finite(v_BHSE)
@@ -61,6 +67,11 @@ def explicit(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropou
 
 def explicit_weights(q_BHTE: Tensor, k_BKSE: Tensor, sight: Sight, scale: float) -> Tensor:
     """The weights ``(B, H, T, S)`` in at least fp32, by the formula."""
+    with torch.autocast(q_BHTE.device.type, enabled=False):
+        return _weights(q_BHTE, k_BKSE, sight, scale)
+
+
+def _weights(q_BHTE: Tensor, k_BKSE: Tensor, sight: Sight, scale: float) -> Tensor:
     wide = at_least_fp32(q_BHTE.dtype)
     q, k = q_BHTE.to(wide), _each_head(k_BKSE, q_BHTE.shape[1]).to(wide)
     scores_BHTS = _finite(q) @ _finite(k).mT * scale

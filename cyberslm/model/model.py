@@ -80,7 +80,10 @@ class CyberSLM(nn.Module):
         return self.config.max_seq_len
 
     def new_cache(self, batch_size: int, capacity: int | Sequence[int], *, dtype: torch.dtype | None = None) -> KVCache:
-        """An empty cache on the model's device, in its dtype unless another is given."""
+        """An empty cache on the model's device, in its dtype unless another is given.
+
+        With rope scaling of type dynamic, ``capacity`` also says for which length angles are stretched.
+        """
         wanted = self.dtype if dtype is None else dtype
         return KVCache(self.config, batch_size=batch_size, capacity=capacity, dtype=wanted, device=self.device)
 
@@ -92,14 +95,16 @@ class CyberSLM(nn.Module):
         docs: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """Logits ``(B, T, V)`` for int64 ``input_ids`` ``(B, T)``.
+        """Logits ``(B, T, V)`` for int64 or int32 ``input_ids`` ``(B, T)``.
 
         ``attention_mask`` ``(B, past + T)`` marks real tokens 1 and padding 0, on either side; ``past`` is
         ``cache.columns``. ``docs`` ``(B, T)`` numbers each position's document: equal numbers of a row see each other,
-        and positions begin anew in each. With a cache the new tokens follow what it holds and are added to it.
+        and positions begin anew in each. With a cache the new tokens follow what it holds and are added to it; such a
+        pass records no gradients.
         Raises `InputError` for a wrong shape or dtype, a full cache or a position past ``max_seq_len``.
         """
-        return self.head(self.features(input_ids, attention_mask, docs=docs, cache=cache))
+        with torch.set_grad_enabled(torch.is_grad_enabled() and cache is None):
+            return self.head(self.features(input_ids, attention_mask, docs=docs, cache=cache))
 
     def features(
         self,
@@ -111,16 +116,17 @@ class CyberSLM(nn.Module):
     ) -> Tensor:
         """The hidden state ``(B, T, D)`` that `head` turns into logits; arguments as in `forward`."""
         self._check_ids(input_ids)
-        plan = self._plan(input_ids, attention_mask, docs, cache)
-        x = self.embed_tokens(input_ids)
-        if plan.real is not None:
-            x = x.masked_fill(~plan.real.unsqueeze(-1), 0.0)
-        x = self.dropout(x)
-        for index, layer in enumerate(self.layers):
-            x = layer(x, plan, None if cache is None else cache.layers[index])
-        if cache is not None:
-            cache.advance(plan.new_tokens, input_ids.shape[1])
-        return self.norm(x)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and cache is None):
+            plan = self._plan(input_ids, attention_mask, docs, cache)
+            x = self.embed_tokens(input_ids)
+            if plan.real is not None:
+                x = x.masked_fill(~plan.real.unsqueeze(-1), 0.0)
+            x = self.dropout(x)
+            for index, layer in enumerate(self.layers):
+                x = layer(x, plan, None if cache is None else cache.layers[index])
+            if cache is not None:
+                cache.advance(plan.new_tokens, input_ids.shape[1])
+            return self.norm(x)
 
     def head(self, features: Tensor) -> Tensor:
         """Logits ``(..., V)`` of features ``(..., D)``."""
@@ -145,7 +151,7 @@ class CyberSLM(nn.Module):
         """Form always; values where looking at them doesn't make the host wait for a device."""
         if input_ids.ndim != 2 or not input_ids.numel() or input_ids.dtype not in (torch.int64, torch.int32):
             raise InputError(
-                "input_ids must be a non-empty int64 tensor (batch, tokens),"
+                "input_ids must be a non-empty int64 or int32 tensor (batch, tokens),"
                 f" not {input_ids.dtype} {tuple(input_ids.shape)}"
             )
         size = self.config.vocab_size
@@ -169,7 +175,9 @@ class CyberSLM(nn.Module):
         Padding of the prompt may be on either side, marked by ``attention_mask``; the answer follows in the columns
         after the prompt, filled with ``pad_token_id`` once a row is done. A row ends with ``eos_token_id`` (default:
         the configuration's), which is part of the answer. The model's mode and the global random state stay as they
-        were. Raises `GenerationError` for settings out of range or a prompt and budget that exceed ``max_seq_len``.
+        were (several threads may share a model only in evaluation mode). With rope scaling of type dynamic, prompt plus
+        budget is the length that angles are stretched for. Raises `GenerationError` for settings out of range or a
+        prompt and budget that exceed ``max_seq_len``.
         """
         params = SamplingParams(
             max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed

@@ -56,9 +56,14 @@ def over_columns(
     """A pass of ``x`` ``(B, T, ...)`` whose keys are ``past`` earlier columns and its own.
 
     ``attention_mask`` ``(B, past + T)`` marks real tokens; ``docs`` ``(B, T)`` numbers documents, without a past.
+    What must fit ``max_seq_len`` are positions, not columns.
     """
     batch, new, device = x.shape[0], x.shape[1], x.device
-    rope.require(past + new - 1)
+    if past and rope.by_length:
+        raise InputError(
+            "rope_scaling of type dynamic turns keys by the length of the whole sequence, which a pair of earlier keys"
+            " and values doesn't know: use a KVCache, whose capacity says it"
+        )
     real = None if attention_mask is None else key_padding(attention_mask, batch, past + new)
     if docs is not None:
         docs = document_numbers(docs, batch, new)
@@ -68,9 +73,12 @@ def over_columns(
         if all(len(row) == 1 and row[0].real for row in runs):
             return _plain(past, new, rope, windows, device)
         positions, lengths = positions_in(runs)
+        rope.require(max(run.length for row in runs for run in row if run.real) - 1)
         sights = {window: Sight(runs=runs, window=window) for window in set(windows)}
         return Plan(rope.lookup(positions, lengths), sights, real)
     positions, lengths = positions_among(real, docs)
+    if past + new > rope.max_seq_len:
+        rope.require(int(positions.max()))
     marks = None if real is None else (real[:, past:], real)
     numbers = None if docs is None else (docs, docs)
     sights = {
@@ -91,6 +99,8 @@ def over_cache(
     batch, new, device = x.shape[0], x.shape[1], x.device
     if batch != cache.batch_size:
         raise InputError(f"the input has {batch} rows and the cache {cache.batch_size}")
+    if cache.layers[0].keys.is_inference() and not torch.is_inference_mode_enabled():
+        raise InputError("the cache was made in torch.inference_mode: use it there too, or make it outside")
     real = None if attention_mask is None else _new_marks(attention_mask, cache, new)
     added = (new,) * batch if real is None else tuple(real.sum(1).tolist())
     longest = max(1, cache.admit(added))  # of nothing but padding one empty slot is looked at, by nobody
@@ -113,6 +123,7 @@ def over_cache(
 
 
 def _plain(past: int, new: int, rope: RotaryPositionEmbedding, windows: Windows, device: torch.device) -> Plan:
+    rope.require(past + new - 1)
     positions = torch.arange(past, past + new, device=device)
     length = torch.tensor([past + new], device=device)
     sights = {window: in_order(past, new, window, device) for window in set(windows)}

@@ -22,7 +22,7 @@ from typing import NamedTuple, Self, cast
 import torch
 from torch import Tensor, nn
 
-from cyberslm.errors import InputError
+from cyberslm.errors import ConfigError, InputError
 from cyberslm.model.config import CyberSLMConfig, RopeScaling
 from cyberslm.model.norm import at_least_fp32
 
@@ -61,6 +61,10 @@ class RotaryPositionEmbedding(nn.Module):
         interleaved: bool = False,
     ) -> None:
         super().__init__()
+        if head_dim < 2 or head_dim % 2 or max_seq_len < 1:
+            raise ConfigError(
+                f"a rotary table needs an even head_dim and at least one position, not {head_dim} and {max_seq_len}"
+            )
         self.head_dim, self.max_seq_len, self.base = head_dim, max_seq_len, base
         self.scaling, self.interleaved = scaling, interleaved
         self.register_buffer("cos", torch.empty(max_seq_len, head_dim // 2), persistent=False)
@@ -84,7 +88,7 @@ class RotaryPositionEmbedding(nn.Module):
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Fill the table; needed again after a build on the meta device, where there is nothing to fill."""
+        """Fill the table; done by itself when the module leaves the meta device, where there is nothing to fill."""
         if self.cos.is_meta:
             return
         frequencies, factor = scaled_frequencies(self.head_dim, self.base, self.scaling)
@@ -95,6 +99,8 @@ class RotaryPositionEmbedding(nn.Module):
 
     def forward(self, positions: Tensor) -> Rotation:
         """Look up int64 ``positions`` of any shape; ``InputError`` names one that lies outside the table."""
+        if positions.dtype not in (torch.int64, torch.int32):
+            raise InputError(f"positions must be int64, not {positions.dtype}")
         if positions.numel() and not positions.is_meta:
             for edge in positions.aminmax():
                 self.require(int(edge))
@@ -125,7 +131,9 @@ class RotaryPositionEmbedding(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002 (torch's signature)
         kept = self.cos, self.sin
         super()._apply(fn, recurse)
-        if self.cos.dtype != torch.float32:
+        if kept[0].is_meta:
+            self.reset()
+        elif self.cos.dtype != torch.float32:
             device = self.cos.device
             self.cos, self.sin = (table.to(device) for table in kept)
         return self

@@ -4,7 +4,7 @@ import oracles
 import pytest
 import torch
 
-from cyberslm.errors import InputError
+from cyberslm.errors import ConfigError, InputError
 from cyberslm.model.attention import MultiHeadSelfAttention
 from cyberslm.model.cache import KVCache
 from cyberslm.model.config import CyberSLMConfig
@@ -192,7 +192,7 @@ def test_pair_and_view_that_do_not_fit_are_refused() -> None:
     cache = KVCache(config, batch_size=2, capacity=8)
     with pytest.raises(InputError, match=r"holds 2 layers: give the view of one, cache.view\(layer\)"):
         attention(x, kv_cache=cache)
-    with pytest.raises(InputError, match=r"\(batch, tokens, 32\), not \(2, 3, 31\)"):
+    with pytest.raises(InputError, match=r"\(batch, tokens, 32\) .*, not \(2, 3, 31\)"):
         attention(x[..., :31])
 
 
@@ -204,3 +204,34 @@ def test_gradients_flow_through_a_pair() -> None:
     past = attention(parts[:, :4], use_cache=True).present
     attention(parts[:, 4:], kv_cache=past).output.square().sum().backward()
     torch.testing.assert_close(parts.grad, whole.grad, atol=1e-5, rtol=1e-4)
+
+
+def test_weights_and_the_formula_are_fp32_under_autocast_and_in_bf16() -> None:
+    """Autocast turned the weights and the formula's products into bf16."""
+    attention, x = layer().eval(), torch.randn(2, 6, 32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert attention(x, return_attn_weights=True).attn_weights.dtype == torch.float32
+        q, k, v = random_qkv(4, 2, 6, 6)
+        mixed = KERNELS["explicit"](q, k, v, Sight(causal=True), SCALE, 0.0)
+    triangle = torch.ones(6, 6, dtype=torch.bool).tril().expand(3, 6, 6)
+    torch.testing.assert_close(mixed.double(), oracles.attention(q, k, v, triangle), atol=1e-5, rtol=0)
+    assert attention.bfloat16()(x.bfloat16(), return_attn_weights=True).attn_weights.dtype == torch.float32
+
+
+@pytest.mark.parametrize("kernel", sorted(KERNELS))
+def test_every_kernel_drops_weights(kernel: str) -> None:
+    torch.manual_seed(0)
+    q, k = (torch.zeros(2, 4, 200, 8) for _ in range(2))
+    ones = torch.ones(2, 4, 200, 8)
+    mixed = KERNELS[kernel](q, k, ones, Sight(), SCALE, 0.5)
+    assert mixed.mean().item() == pytest.approx(1.0, abs=0.05)
+    assert mixed.std().item() > 0.01
+
+
+def test_layer_number_and_empty_input_out_of_range_are_refused() -> None:
+    config = CyberSLMConfig(vocab_size=50, hidden_dim=32, num_heads=4, num_layers=2)
+    for number in (2, -1):
+        with pytest.raises(ConfigError, match=f"layer must be from 0 to num_layers - 1 = 1, not {number}"):
+            MultiHeadSelfAttention(config, layer=number)
+    with pytest.raises(InputError, match="with tokens >= 1"):
+        layer()(torch.randn(2, 0, 32))

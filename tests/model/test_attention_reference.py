@@ -142,11 +142,20 @@ def test_hidden_nonsense_reaches_neither_outputs_nor_gradients() -> None:
         torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
 
 
+def test_blind_queries_of_a_causal_order_keep_their_nonsense_out_of_gradients() -> None:
+    ours, _ = both((4, 2, None, None))
+    query, context = noise(1, 1, 5, WIDTH), noise(2, 1, 3, WIDTH)
+    query[:, 0] = torch.nan
+    ours(query, context, context, is_causal=True).output.square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in ours.parameters())
+
+
 def test_scale_is_a_choice() -> None:
     scales = [Attention(WIDTH, 2, 0.0, key_dim=4, scale=scale).scale for scale in ("head_dim", "key_dim", 0.5)]
     assert scales == [12**-0.5, 0.5, 0.5]
-    with pytest.raises(ConfigError, match="scale must be"):
-        Attention(WIDTH, 2, 0.0, scale="both")  # type: ignore[arg-type]
+    for scale in ("both", float("nan"), -1.0, 0):
+        with pytest.raises(ConfigError, match="scale must be"):
+            Attention(WIDTH, 2, 0.0, scale=scale)  # type: ignore[arg-type]
 
 
 def test_dropout_acts_on_weights_and_on_the_output_in_training_only() -> None:
@@ -185,7 +194,13 @@ def test_inputs_that_do_not_fit_together_are_refused() -> None:
     table = torch.ones(5, 6)
     with pytest.raises(InputError, match="5 queries and 3 keys"):
         ours(x, x[:, :3], x[:, :3], table, table)
-    for query, key, value in ((x[0], x, x), (x, x[:1], x[:1]), (x, x, x[:, :3]), (x[..., :3], x, x)):
+    for query, key, value in (
+        (x[0], x, x),
+        (x, x[:1], x[:1]),
+        (x, x, x[:, :3]),
+        (x[..., :3], x, x),
+        (x, x[:, :0], x[:, :0]),
+    ):
         with pytest.raises(InputError, match="query must have shape"):
             ours(query, key, value)
 
@@ -196,6 +211,8 @@ def test_inputs_that_do_not_fit_together_are_refused() -> None:
         ({"d_model": 10, "n_heads": 3}, "total_n_heads 3 does not divide d_model 10"),
         ({"d_model": 12, "n_heads": 3, "n_kv_heads": 2}, "n_kv_heads 2 does not divide n_heads 3"),
         ({"d_model": 12, "n_heads": 0}, "n_heads must be a whole number from 1, not 0"),
+        ({"d_model": 12, "n_heads": 2, "total_n_heads": 0}, "total_n_heads must be a whole number from 1, not 0"),
+        ({"d_model": 12, "n_heads": 2, "dropout": "0.1"}, "dropout must be"),
         ({"d_model": 12, "n_heads": 2, "key_dim": 0, "dropout": 1.0}, "key_dim must .*; dropout must"),
     ],
 )

@@ -244,7 +244,7 @@ def test_generate_checks_prompt_and_budget_before_any_work() -> None:
         ({"rope_base": 0.5}, "rope_base"),
         ({"eos_token_id": 60}, "eos_token_id must be from 0 to vocab_size - 1 = 59"),
         ({"num_layers": 0, "hidden_dim": -1}, "num_layers"),
-        ({"hidden_dim": "64"}, "hidden_dim must be a whole number .* not '64'"),
+        ({"hidden_dim": "64"}, "hidden_dim must be a whole number, not '64'"),
         ({"hidden_dim": 64.0}, "hidden_dim must be a whole number"),
         ({"num_layers": True}, "num_layers must be a whole number"),
         ({"rope_base": math.inf}, "rope_base must be above 1 and finite"),
@@ -265,6 +265,52 @@ def test_all_problems_of_a_config_are_named_at_once() -> None:
 def test_window_that_means_nothing_is_refused(window: object) -> None:
     with pytest.raises(ConfigError, match="sliding_window"):
         replace(SMALL, sliding_window=window)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"norm": "rmsnorm"}, "norm must be one of 'rms', 'layer', not 'rmsnorm'"),
+        ({"activation": "silu", "rope_layout": "x"}, "activation must be one of .*; rope_layout must be one of"),
+        ({"qk_norm": "no"}, "qk_norm must be True or False, not 'no'"),
+        ({"pad_token_id": 1.5}, "pad_token_id must be a whole number, not 1.5"),
+        ({"rope_base": "1e4"}, "rope_base must be a number"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling must be RopeScaling or None"),
+        ({"sliding_window": (4, 0, 7)}, "sliding_window lists 3 sizes and there are num_layers 2"),
+        ({"max_seq_len": 1 << 20, "head_dim": 1 << 10}, "the rotary table may have 268,435,456 numbers"),
+        ({"num_layers": 10_001}, "num_layers must be at most 10,000"),
+        ({"hidden_dim": 1 << 24, "ffn_hidden_dim": 1 << 24, "num_heads": 1 << 20}, "parameters: at most"),
+    ],
+)
+def test_configuration_made_in_python_is_checked_as_one_from_yaml(changes: dict, words: str) -> None:
+    """A misspelt choice was taken for the other one, or failed deep inside with a KeyError."""
+    with pytest.raises(ConfigError, match=words):
+        replace(SMALL, **changes)
+
+
+def test_scaling_of_another_type_is_refused_by_its_name() -> None:
+    with pytest.raises(ConfigError, match="type must be one of 'linear', 'dynamic', 'yarn', 'llama3', not 'longrope'"):
+        RopeScaling(type="longrope", factor=2.0, original_max_seq_len=4)  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def test_eps_of_each_norm_is_the_setting() -> None:
+    x = torch.randn(3, 32) * 1e-3
+    for kind in ("rms", "layer"):
+        block = CyberSLM(replace(SMALL, norm=kind, norm_eps=0.5, qk_norm=True)).layers[0]
+        assert block.input_layernorm(x).abs().max() < 0.01
+        assert block.self_attn.q_norm(x[:, :8]).abs().max() < 0.01
+
+
+def test_dropout_acts_in_each_of_its_places() -> None:
+    model = CyberSLM(replace(SMALL, dropout=0.5)).train()
+    calls: list[float] = []
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.register_forward_hook(lambda _, inputs, out: calls.append((out == 0).float().mean().item()))
+    model(random_ids(4, 20))
+    assert len(calls) == 1 + 2 * SMALL.num_layers
+    assert all(0.4 < share < 0.6 for share in calls)
 
 
 def test_windows_repeat_their_pattern_over_the_layers() -> None:
@@ -421,5 +467,5 @@ def test_every_field_is_listed_above() -> None:
 
 @pytest.mark.parametrize("bad", [torch.ones(3, dtype=torch.long), torch.ones(2, 2), torch.ones(2, 0, dtype=torch.long)])
 def test_input_ids_of_another_form_are_refused(bad: torch.Tensor) -> None:
-    with pytest.raises(InputError, match="input_ids must be a non-empty int64 tensor"):
+    with pytest.raises(InputError, match="input_ids must be a non-empty int64 or int32 tensor"):
         MODELS[2](bad)

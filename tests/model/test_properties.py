@@ -28,11 +28,11 @@ WIDTH, CONTEXT, VOCABULARY = 24, 48, 40
 @st.composite
 def variants(draw: st.DrawFn) -> CyberSLMConfig:
     """Networks of one or two layers that differ in everything that attention depends on."""
-    heads = draw(st.sampled_from([1, 2, 4]))
+    heads, layers = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2]))
     return CyberSLMConfig(
         vocab_size=VOCABULARY,
         hidden_dim=WIDTH,
-        num_layers=draw(st.sampled_from([1, 2])),
+        num_layers=layers,
         num_heads=heads,
         num_kv_heads=draw(st.sampled_from([h for h in (1, 2, 4) if heads % h == 0])),
         head_dim=draw(st.sampled_from([4, 6])),
@@ -42,7 +42,7 @@ def variants(draw: st.DrawFn) -> CyberSLMConfig:
         max_seq_len=CONTEXT,
         qk_norm=draw(st.booleans()),
         bias=draw(st.booleans()),
-        sliding_window=draw(st.sampled_from([None, None, 1, 3, (4, 0)])),
+        sliding_window=draw(st.sampled_from([None, None, 1, 3, (4, 0)[:layers]])),
         rope_layout=draw(st.sampled_from(["half", "interleaved"])),
         rope_base=draw(st.sampled_from([100.0, 10_000.0])),
     )

@@ -14,7 +14,7 @@ from cyberslm.config import parse
 from cyberslm.errors import ConfigError, InputError
 from cyberslm.model.config import CyberSLMConfig, RopeScaling
 from cyberslm.model.model import CyberSLM
-from cyberslm.model.rope import RotaryPositionEmbedding, apply_rope, deinterleave, interleave
+from cyberslm.model.rope import RotaryPositionEmbedding, apply_rope, deinterleave, interleave, scaled_frequencies
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -144,3 +144,64 @@ def test_model_refuses_an_input_longer_than_its_context() -> None:
     assert model(torch.ones(1, 8, dtype=torch.long)).shape == (1, 8, 20)
     with pytest.raises(InputError, match="position 8 is outside the rotary table of 8"):
         model(torch.ones(1, 9, dtype=torch.long))
+
+
+def test_dynamic_angles_of_a_cache_are_those_of_its_capacity_and_a_pair_is_refused() -> None:
+    """Each chunk of a sequence fed with a pair was turned by another length."""
+    scaling = RopeScaling(type="dynamic", factor=4.0, original_max_seq_len=6)
+    config = CyberSLMConfig(
+        vocab_size=20, hidden_dim=32, num_heads=2, num_layers=2, max_seq_len=24, rope_scaling=scaling
+    )
+    model, ids = CyberSLM(config, seed=1).eval(), torch.randint(0, 20, (1, 20))
+    cache = model.new_cache(1, 20)
+    parts = torch.cat([model(part, cache=cache) for part in ids.split([7, 5, 8], dim=1)], dim=1)
+    torch.testing.assert_close(parts, model(ids), atol=1e-5, rtol=1e-5)
+    layer, x = model.layers[0].self_attn, torch.randn(1, 3, 32)
+    pair = layer(x, use_cache=True).present
+    with pytest.raises(InputError, match="a pair of earlier keys and values doesn't know: use a KVCache"):
+        layer(x, kv_cache=pair)
+
+
+def test_positions_not_columns_must_fit_the_context() -> None:
+    model = CyberSLM(CyberSLMConfig(vocab_size=20, hidden_dim=16, num_layers=1, num_heads=2, max_seq_len=8)).eval()
+    ids = torch.randint(0, 20, (1, 12))
+    mask = torch.arange(12).unsqueeze(0) >= 5
+    torch.testing.assert_close(model(ids, mask)[:, 5:], model(ids[:, 5:]), atol=1e-5, rtol=1e-5)
+    docs = torch.tensor([[0] * 6 + [1] * 6])
+    torch.testing.assert_close(model(ids, docs=docs)[:, 6:], model(ids[:, 6:]), atol=1e-5, rtol=1e-5)
+    scattered = torch.tensor([[0, 1] * 6])
+    torch.testing.assert_close(model(ids, docs=scattered)[:, 1::2], model(ids[:, 1::2]), atol=1e-5, rtol=1e-5)
+    for arguments in ({"attention_mask": torch.ones(1, 12, dtype=torch.bool)}, {"docs": docs * 0}):
+        with pytest.raises(InputError, match="position 11 is outside"):
+            model(ids, **arguments)
+    with pytest.raises(InputError, match="position 8 is outside"):
+        model(ids, docs=torch.tensor([[0] * 9 + [1] * 3]))
+
+
+def test_leaving_the_meta_device_fills_the_table() -> None:
+    """A model that was built on the meta device and given weights had garbage for angles."""
+    config = CyberSLMConfig(vocab_size=20, hidden_dim=16, num_layers=1, num_heads=2, max_seq_len=8)
+    whole, empty = CyberSLM(config, seed=1), CyberSLM(config, device="meta").to_empty(device="cpu")
+    empty.load_state_dict(whole.state_dict())
+    ids = torch.randint(0, 20, (1, 8))
+    assert torch.equal(whole(ids), empty(ids))
+
+
+@pytest.mark.parametrize(("width", "positions"), [(5, 8), (0, 8), (4, 0)])
+def test_impossible_tables_are_refused(width: int, positions: int) -> None:
+    with pytest.raises(ConfigError, match="even head_dim and at least one position"):
+        RotaryPositionEmbedding(width, positions)
+    with pytest.raises(InputError, match="positions must be int64, not torch.bool"):
+        RotaryPositionEmbedding(4, 8)(torch.ones(3, dtype=torch.bool))
+
+
+def test_yarn_of_narrow_heads_and_short_contexts_equals_transformers() -> None:
+    """The ramp ends at channel E - 1 at most, which only narrow heads with a small base reach."""
+    scaling = RopeScaling(type="yarn", factor=3.0, original_max_seq_len=4096, beta_fast=8.0, beta_slow=0.01)
+    config = CyberSLMConfig(
+        vocab_size=20, hidden_dim=16, num_heads=2, max_seq_len=64, rope_base=100.0, rope_scaling=scaling
+    )
+    theirs = LlamaRotaryEmbedding(LlamaConfig(**hf_config(config)))
+    ours, factor = scaled_frequencies(8, 100.0, scaling)
+    torch.testing.assert_close(ours.float(), theirs.inv_freq, atol=0, rtol=1e-6)
+    assert factor == pytest.approx(theirs.attention_scaling)
