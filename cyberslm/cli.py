@@ -186,6 +186,7 @@ def evaluate(
                     "loss": found.score.loss,
                     "perplexity": found.score.perplexity,
                     "bits_per_byte": found.score.bits_per_byte,
+                    "by_source": {name: part.figures() for name, part in found.score.by_source.items()},
                     "yardsticks": dict(rows),
                 }
             )
@@ -195,6 +196,8 @@ def evaluate(
     typer.echo(f"{'':24}bits per byte")
     for name, bits in (*sorted(rows, key=lambda row: -row[1]), ("this model", found.score.bits_per_byte)):
         typer.echo(f"{name:24}{bits:13.4f}")
+    for name, part in found.score.by_source.items():
+        typer.echo(f"{'  of ' + name:24}{part.bits_per_byte:13.4f}")
     typer.echo(f"loss {found.score.loss:.4f} nats per token, perplexity {found.score.perplexity:,.2f}")
 
 

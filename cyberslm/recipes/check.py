@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
 from cyberslm.config import Loaded, dump
-from cyberslm.data.loader import IGNORE, Batch
+from cyberslm.data.loader import IGNORE, PADDING, Batch, RowLoader
 from cyberslm.model.sizes import activation_bytes, cache_bytes_per_token, flops_per_token
 from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.data import Say, describe, ensure_prepared, fit_model, row_loader
@@ -32,11 +33,11 @@ def check(loaded: Loaded[TrainRun], say: Say) -> Iterator[str]:
     yield from describe(prepared)
     with cpu_threads(run.threads):
         yield from header(run, loader, device)
-    targets = prepared.train.num_tokens - 1
-    yield f"tokens: {run.train.global_batch_size * run.model.max_seq_len:,} per step, {targets:,} per epoch"
+    yield f"tokens: {run.train.global_batch_size * run.model.max_seq_len:,} per step, {_per_epoch(loader):,} per epoch"
     yield from _costs(run)
     yield ""
-    yield from _show(loader.batch(0), tokenizer)
+    across = loader.layout == "concat" and not loader.isolate
+    yield from _show(loader.bordered(0), tokenizer, across=across)
 
 
 def _costs(run: TrainRun) -> Iterator[str]:
@@ -53,19 +54,39 @@ def _costs(run: TrainRun) -> Iterator[str]:
     yield f"arithmetic: {short(flops, 'FLOP')} per step; cache of one full context when generating {short(cache, 'B')}"
 
 
-def _show(batch: Batch, tokenizer: Tokenizer) -> Iterator[str]:
-    """The first rows as text, tokens apart by |, targets that aren't learned in brackets."""
+def _per_epoch(loader: RowLoader) -> int:
+    return loader.rows_per_epoch * loader.seq_len if loader.quotas else loader.usage.positions
+
+
+def _show(batch: Batch, tokenizer: Tokenizer, *, across: bool) -> Iterator[str]:
+    """The first rows as text; ``across``: a document's first token may be the target of the token before it."""
     trained = int((batch.targets != IGNORE).sum())
-    yield f"first batch: {batch.targets.shape[0]} rows, {trained:,} trained tokens; | between tokens, [] not trained"
+    yield (
+        f"first batch: {batch.targets.shape[0]} rows, {trained:,} trained tokens; | between tokens, || between"
+        " documents, [] not trained"
+    )
     for row in range(min(SHOWN_ROWS, batch.targets.shape[0])):
-        shown = []
-        for token, target in zip(batch.input_ids[row, 1:].tolist(), batch.targets[row].tolist(), strict=False):
-            text = _spell(token, tokenizer)
-            shown.append(text if target != IGNORE else f"[{text}]")
-        yield f"row {row}: " + "|".join(shown[:SHOWN_TOKENS]) + (" ..." if len(shown) > SHOWN_TOKENS else "")
+        shown = list(islice(_tokens(batch.rows(row, row + 1), tokenizer, across=across), SHOWN_TOKENS + 1))
+        more = " ..." if len(shown) > SHOWN_TOKENS else ""
+        yield f"row {row}: " + "".join(shown[:SHOWN_TOKENS]).removeprefix("|") + more
+
+
+def _tokens(batch: Batch, tokenizer: Tokenizer, *, across: bool) -> Iterator[str]:
+    """Each token of one row behind its mark; the last of a document is often a target only, and no input."""
+    inputs, targets, docs = (part[0].tolist() for part in batch[:3] if part is not None)
+    length = len(docs) - docs.count(PADDING)
+    for at in range(length):
+        begins = at == 0 or docs[at] != docs[at - 1]
+        learned = at > 0 and (across or not begins) and targets[at - 1] == inputs[at]
+        text = _spell(inputs[at], tokenizer)
+        yield ("||" if begins and at else "|") + (text if learned else f"[{text}]")
+        shown = at + 1 < length and (across or docs[at + 1] == docs[at])
+        if targets[at] != IGNORE and not shown:
+            yield "|" + _spell(targets[at], tokenizer)
 
 
 def _spell(token: int, tokenizer: Tokenizer) -> str:
     if token in tokenizer.control_ids:
         return tokenizer.piece(token)
-    return tokenizer.token_bytes(token).decode("utf-8", "backslashreplace").encode("unicode_escape").decode("ascii")
+    text = tokenizer.token_bytes(token).decode("utf-8", "backslashreplace").encode("unicode_escape").decode("ascii")
+    return text.replace("|", "\\x7c")
