@@ -16,7 +16,17 @@ from conftest import MakeRun
 from cyberslm import cli
 
 Cli = Callable[..., "Said"]
-VERBS = ("init", "check", "train", "generate", "eval", "data prepare", "tokenizer train", "tokenizer report")
+VERBS = (
+    "init",
+    "check",
+    "train",
+    "generate",
+    "eval",
+    "data prepare",
+    "data inspect",
+    "tokenizer train",
+    "tokenizer report",
+)
 
 
 class Said(NamedTuple):

@@ -15,10 +15,11 @@ from cyberslm.data.loader import RowLoader
 from cyberslm.data.shards import ShardWriter
 from cyberslm.data.store import TokenStore
 from cyberslm.errors import ConfigError, DataError
-from cyberslm.recipes.check import _tokens, check
+from cyberslm.recipes.check import check
 from cyberslm.recipes.config import load_run
 from cyberslm.recipes.data import ensure_prepared, row_loader
 from cyberslm.recipes.evaluate import evaluate
+from cyberslm.recipes.shown import shown_row
 from cyberslm.recipes.train import run_training
 from cyberslm.training.trackers import read_metrics
 
@@ -126,8 +127,7 @@ def test_check_shows_each_token_once_and_which_are_not_trained(
             writer.add(np.array(ids), text_bytes=1)
     store = TokenStore.open(tmp_path, "train", tokenizer_sha256="00" * 32, vocab_size=40)
     loader = RowLoader(store, seq_len=8, batch_rows=1, seed=0, pad_id=0, layout=layout, isolate=isolate)
-    across = layout == "concat" and not isolate
-    assert "".join(_tokens(loader.bordered(0), Numbers(), across=across)) == "|" + shown
+    assert shown_row(loader, loader.bordered(0), 0, Numbers()) == shown
 
 
 def test_mixture_is_refused_where_it_does_not_fit(two_sources: MakeRun) -> None:
