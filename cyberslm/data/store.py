@@ -157,7 +157,7 @@ class TokenStore:
             base, ends = self._token_starts[shard], self._ends[shard]
             if first == base:
                 found.append(np.array([base], np.int64))
-            edges = np.array([max(1, first - base), until - base], np.uint64)
+            edges = np.array([first - base, until - base], np.uint64)
             low, high = np.searchsorted(ends, edges).tolist()
             if low < high:
                 found.append(ends[low:high].astype(np.int64) + base)

@@ -455,3 +455,19 @@ def test_a_look_at_a_batch_numbers_documents_that_are_not_isolated(tmp_path):
     loader = open_loader(made, ("concat", False), 8, batch_rows=1)
     assert loader.batch(0).docs is None
     assert loader.bordered(0).docs.tolist() == [[0, 0, 1, 1, 1, 2, 2, 2]]
+
+
+def test_a_packed_isolated_row_is_as_drawn(tmp_path):
+    made = make(tmp_path, [3, 4, 2])
+    batch = open_loader(made, ("pack", True), 8, batch_rows=1).batch(0)
+    assert batch.input_ids.tolist() == [[10, 11, 13, 14, 15, 17, 0, 0]]
+    assert batch.targets.tolist() == [[11, 12, 14, 15, 16, 18, IGNORE, IGNORE]]
+    assert batch.docs.tolist() == [[0, 0, 1, 1, 1, 2, PADDING, PADDING]]
+
+
+def test_a_packed_row_that_is_not_isolated_is_as_drawn(tmp_path):
+    made = make(tmp_path, [3, 3, 2])
+    batch = open_loader(made, ("pack", False), 9, batch_rows=1).batch(0)
+    assert batch.input_ids.tolist() == [[10, 11, 12, 13, 14, 15, 16, 17, 0]]
+    assert batch.targets.tolist() == [[11, 12, IGNORE, 14, 15, IGNORE, 17, IGNORE, IGNORE]]
+    assert batch.docs is None
