@@ -169,63 +169,30 @@ class ShardWriter:
         Raises DataError for an empty one or an id outside the vocabulary, InputError for a mask of another length or a
         source that comes before the last one's.
         """
-        if text_bytes > MAX_TEXT_BYTES:
-            raise DataError(f"a document of {text_bytes:,} bytes can't be stored; the limit is {MAX_TEXT_BYTES:,}")
+        self._check(ids, text_bytes, place, trained)
         record = np.array([(place.line, text_bytes, place.source, place.file, place.member)], RECORD)
-        self.extend(ids, np.array([ids.size], np.int64), record, trained)
-
-    def extend(
-        self,
-        ids: Ids,
-        ends: npt.NDArray[np.int64],
-        records: npt.NDArray[np.void],
-        trained: npt.NDArray[np.bool_] | None = None,
-    ) -> None:
-        """Append documents that lie one after another in ``ids``, with their ends there and their RECORDs."""
-        self._check(ids, ends, records, trained)
-        first = begin = 0
-        while first < len(ends):
-            room = max(1, self.shard_tokens - self._index.tokens)
-            last = min(len(ends), int(np.searchsorted(ends, begin + room)) + 1)
-            end = int(ends[last - 1])
-            mask = None if trained is None else trained[begin:end]
-            self._write(ids[begin:end], ends[first:last] - begin, records[first:last], mask)
-            first, begin = last, end
-            if self._index.tokens >= self.shard_tokens:
-                self._finish_shard()
-
-    def _check(
-        self, ids: Ids, ends: npt.NDArray[np.int64], records: npt.NDArray[np.void], trained: npt.NDArray | None
-    ) -> None:
-        if not len(ends) == len(records) or (len(ends) and int(ends[-1]) != ids.size):
-            raise InputError(f"{len(records)} records and {len(ends)} ends do not fit {ids.size} tokens")
-        if trained is not None and trained.size != ids.size:
-            raise InputError(f"a loss mask of {trained.size} does not fit a document of {ids.size} tokens")
-        if np.diff(ends, prepend=0).min(initial=1) < 1:
-            raise DataError("a document without tokens can't be stored; skip it before")
-        low, high = (int(ids.min()), int(ids.max())) if ids.size else (0, 0)
-        if low < 0 or high >= self.vocab_size:
-            raise DataError(f"token id {low if low < 0 else high} is outside the vocabulary of {self.vocab_size}")
-        sources = np.append(np.int64(self._source), records["source"].astype(np.int64))
-        if np.diff(sources).min(initial=0) < 0:
-            raise InputError("documents must come in the order of their sources")
-        self._source = int(sources[-1])
-
-    def _write(
-        self,
-        ids: Ids,
-        ends: npt.NDArray[np.int64],
-        records: npt.NDArray[np.void],
-        trained: npt.NDArray[np.bool_] | None,
-    ) -> None:
-        """Append documents that belong into the current shard."""
         stream = self._stream or self._begin_shard()
         stream.write(ids.astype(token_type(self.vocab_size)).tobytes())
-        text_bytes = int(records["text_bytes"].sum(dtype=np.uint64))
-        self._index.add(ends, records, text_bytes, trained)
+        self._index.add(ids.size, record, text_bytes, trained)
+        self._source = place.source
         self.num_tokens += ids.size
-        self.num_documents += len(ends)
+        self.num_documents += 1
         self.text_bytes += text_bytes
+        if self._index.tokens >= self.shard_tokens:
+            self._finish_shard()
+
+    def _check(self, ids: Ids, text_bytes: int, place: Place, trained: npt.NDArray[np.bool_] | None) -> None:
+        if text_bytes > MAX_TEXT_BYTES:
+            raise DataError(f"a document of {text_bytes:,} bytes can't be stored; the limit is {MAX_TEXT_BYTES:,}")
+        if trained is not None and trained.size != ids.size:
+            raise InputError(f"a loss mask of {trained.size} does not fit a document of {ids.size} tokens")
+        if not ids.size:
+            raise DataError("a document without tokens can't be stored; skip it before")
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= self.vocab_size:
+            raise DataError(f"token id {low if low < 0 else high} is outside the vocabulary of {self.vocab_size}")
+        if place.source < self._source:
+            raise InputError("documents must come in the order of their sources")
 
     def _begin_shard(self) -> BinaryIO:
         path = self.folder / shard_name(self.split, len(self.paths))
@@ -269,18 +236,13 @@ class _Index:
         self._odd = np.ones(0, np.bool_)
 
     def add(
-        self,
-        ends: npt.NDArray[np.int64],
-        records: npt.NDArray[np.void],
-        text_bytes: int,
-        trained: npt.NDArray[np.bool_] | None,
+        self, size: int, record: npt.NDArray[np.void], text_bytes: int, trained: npt.NDArray[np.bool_] | None
     ) -> None:
-        size = int(ends[-1])
         if self._mask is not None or not (trained is None or trained.all()):
             self._mark(np.ones(size, np.bool_) if trained is None else trained)
-        self.ends.frombytes((ends + self.tokens).astype(np.uint64).tobytes())
-        self.records += records.tobytes()
         self.tokens += size
+        self.ends.append(self.tokens)
+        self.records += record.tobytes()
         self.text_bytes += text_bytes
 
     def mask_bytes(self) -> bytes:
