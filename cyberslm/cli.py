@@ -186,6 +186,7 @@ def evaluate(
                     "loss": found.score.loss,
                     "perplexity": found.score.perplexity,
                     "bits_per_byte": found.score.bits_per_byte,
+                    "by_source": {name: part.figures() for name, part in found.score.by_source.items()},
                     "yardsticks": dict(rows),
                 }
             )
@@ -195,6 +196,8 @@ def evaluate(
     typer.echo(f"{'':24}bits per byte")
     for name, bits in (*sorted(rows, key=lambda row: -row[1]), ("this model", found.score.bits_per_byte)):
         typer.echo(f"{name:24}{bits:13.4f}")
+    for name, part in found.score.by_source.items():
+        typer.echo(f"{'  of ' + name:24}{part.bits_per_byte:13.4f}")
     typer.echo(f"loss {found.score.loss:.4f} nats per token, perplexity {found.score.perplexity:,.2f}")
 
 
@@ -233,6 +236,37 @@ def data_prepare(
     for line in data.describe(prepared):
         typer.echo(line)
     typer.echo(f"prepared: {prepared.folder}")
+
+
+@data_app.command("inspect", no_args_is_help=True)
+def data_inspect(
+    subject: Annotated[
+        Path, typer.Argument(metavar="CONFIG_OR_FOLDER", help="A configuration, run or prepared folder.")
+    ],
+    samples: Annotated[int, typer.Option(min=0, max=1000, help="Random rows to show, for a configuration.")] = 3,
+    seed: Annotated[int, typer.Option(help="Which rows these are.")] = 0,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Write a histogram of document lengths.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what prepared data hold and what was left out.
+
+    Counts by source with reasons, lengths, the longest and shortest documents, and random rows with token borders.
+    """
+    from cyberslm.files import write_bytes
+    from cyberslm.recipes import inspect
+
+    opened = inspect.open_subject(subject)
+    if plot is not None:
+        write_bytes(plot, inspect.chart(opened))
+    if as_json:
+        typer.echo(json.dumps(inspect.summary(opened)))
+        return
+    for line in inspect.lines(opened, samples=samples, seed=seed, colour=sys.stdout.isatty()):
+        typer.echo(line)
+    if plot is not None:
+        typer.echo(f"plot: {plot}")
 
 
 @tokenizer_app.command("train", no_args_is_help=True)

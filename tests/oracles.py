@@ -103,3 +103,15 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignore: int = -100) -> tuple[
             total += top + math.log(sum(math.exp(value - top) for value in row)) - row[target]
             count += 1
     return total, count
+
+
+def best_fit_decreasing(sizes: Sequence[int], room: int) -> list[list[int]]:
+    """The items of each row: the largest first, each into the row with the least room that takes it."""
+    rows: list[list[int]] = []
+    for size in sorted(sizes, reverse=True):
+        fitting = [row for row in rows if sum(row) + size <= room]
+        if fitting:
+            max(fitting, key=sum).append(size)
+        else:
+            rows.append([size])
+    return rows

@@ -1,12 +1,14 @@
 """The ``data:`` section of a run: which text, how it is cut into documents and split, and where its token shards live.
 
 Everything that decides which tokens are written is in ``shaping``; two runs whose ``shaping`` and files are equal share
-their shards. ``threads`` and ``prepared`` only say how and where.
+their shards. ``threads`` and ``prepared`` only say how and where; ``rows``, ``isolate_documents`` and ``mixture`` how
+the shards are read.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from cyberslm.config import PathStr
@@ -19,7 +21,10 @@ MAX_SHARD_TOKENS = 1 << 40
 MAX_THREADS = 1024
 MIN_DOCUMENT_BYTES, MAX_DOCUMENT_BYTES = 1 << 10, 1 << 30
 MAX_EXPANSION = 1_000_000
+MAX_MIXTURE = 1e9
 
+Layout = Literal["concat", "pack"]
+MixtureUnit = Literal["share", "epochs"]
 Shape = Literal["auto", "text", "prompt_completion", "instruction", "messages", "preference"]
 
 
@@ -61,6 +66,14 @@ class DataConfig:
     """Threads that tokenize; 0 takes every CPU this process may use."""
     shard_tokens: int = 100_000_000
     """Tokens after which a new shard file begins; a document is never cut over two shards."""
+    rows: Layout = "concat"
+    """concat cuts the text every max_seq_len tokens; pack fills rows with whole documents and cuts only longer ones."""
+    isolate_documents: bool = False
+    """Keep attention and positions inside each document of a row; off: a token sees all of its row before it."""
+    mixture: dict[str, float] = field(default_factory=dict)
+    """What each source contributes, by its place in `sources` from 0, such as {0: 3, 1: 1}; empty: all rows once."""
+    mixture_unit: MixtureUnit = "share"
+    """What `mixture` counts: each source's share of the rows, or how often its rows come in an epoch of the mixture."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.validation_fraction < 1.0:
@@ -79,6 +92,10 @@ class DataConfig:
             if not low <= value <= high:
                 raise ConfigError(f"{name} is {value}; it must be {low:,} to {high:,}")
         self._check_records()
+        for source, amount in self.mixture.items():
+            self._check_mixture(source, amount)
+        if self.mixture and not any(self.mixture.values()):
+            raise ConfigError("mixture is 0 for every source; give one that is to be used more")
 
     def _check_records(self) -> None:
         if self.text_field is not None:
@@ -97,6 +114,19 @@ class DataConfig:
         for name in self.mail_headers:
             if not name.isascii() or not name.replace("-", "").isalnum():
                 raise ConfigError(f"mail_headers has {name!r}; it must be the name of a header, such as subject")
+
+    @property
+    def parts(self) -> dict[int, float]:
+        """``mixture`` by the sources' numbers."""
+        return {int(source): amount for source, amount in self.mixture.items()}
+
+    def _check_mixture(self, source: str, amount: float) -> None:
+        if not (source.isascii() and source.isdigit() and str(int(source)) == source):
+            raise ConfigError(f"mixture has the key {source!r}; name a source by its place in data.sources, from 0")
+        if self.sources and int(source) >= len(self.sources):
+            raise ConfigError(f"mixture names source {source}; data.sources has 0 to {len(self.sources) - 1}")
+        if not (math.isfinite(amount) and 0 <= amount <= MAX_MIXTURE):
+            raise ConfigError(f"mixture gives source {source} {amount}; it must be from 0 to {MAX_MIXTURE:.0f}")
 
     def shaping(self) -> dict[str, object]:
         """The settings, paths apart, that change which tokens are written and where they go."""

@@ -1,80 +1,121 @@
 """Token store -> batches, where which row comes next is a pure function of (seed, epoch, position).
 
-The store is read as one stream. Row i of length T takes tokens i*T to i*T+T as inputs and the next ones as targets, so
-rows touch and every token but the very first is a target exactly once an epoch; only the last row may be short, padded
-by position. Rows run over document borders and the model may look across them; a target that is <bos> is left out, as
-the end of a document says nothing about which one follows.
+Rows come from `packing`: the text cut every T tokens, or documents packed whole. Cut rows touch, so every token but
+the very first is a target exactly once an epoch; they run over document borders, the model may look across them, and a
+target that is <bos> is left out, as the end of a document says nothing about which one follows. In packed rows, and in
+isolated ones, the first token of every document is no target, nor is a token that the store's loss mask leaves out.
+Isolated rows carry the documents' numbers, which keep attention and positions inside a document. Padding is at the end
+of a row.
 
-The order of an epoch is a keyed permutation: a Feistel network over splitmix64's mixer on the next even power of two,
-walked until it falls inside the range (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). It needs no
-memory, no state and no library's random stream, and is fixed for ever: a checkpoint needs only the step.
+The order of an epoch is a keyed permutation (`order`), of all rows or of each source's (`mixture`), computed where it
+is asked for: a checkpoint needs only the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from cyberslm.data.shards import MIN_TOKENS, TokenStore
+from cyberslm.data.config import Layout, MixtureUnit
+from cyberslm.data.mixture import Mixture, laps, shares
+from cyberslm.data.order import row_at
+from cyberslm.data.packing import CutRows, PackedRows, Rows, Usage
+from cyberslm.data.shards import MIN_TOKENS
+from cyberslm.data.store import Ints, TokenStore
 from cyberslm.errors import DataError, InputError
 
 IGNORE = -100
-ROUNDS = 8
-MIN_HALF_BITS = 3
-U64 = (1 << 64) - 1
-UInts = npt.NDArray[np.uint64]
+PADDING = -1
+"""The document number of padding."""
 
 
 class Batch(NamedTuple):
-    """``input_ids`` and ``targets`` (rows, T), int64; a target of -100 is not learned from."""
+    """``input_ids`` and ``targets`` (rows, T), int64; a target of -100 is not learned from.
+
+    ``docs`` numbers each position's document where a row's documents are isolated; ``sources`` is the number of each
+    target's source where a split has several and is measured.
+    """
 
     input_ids: Tensor
     targets: Tensor
+    docs: Tensor | None = None
+    sources: Tensor | None = None
+
+    def rows(self, first: int, stop: int) -> Batch:
+        """Some of the rows."""
+        return Batch._make(None if part is None else part[first:stop] for part in self)
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on ``device``."""
+        return Batch._make(None if part is None else part.to(device) for part in self)
 
 
-def row_at(seed: int, epoch: npt.ArrayLike, position: npt.ArrayLike, num_rows: int) -> npt.NDArray[np.int64]:
-    """The row at ``position`` of ``epoch``'s order: for each epoch a permutation of 0..num_rows-1. Arrays broadcast."""
-    epochs, positions = np.broadcast_arrays(np.asarray(epoch, np.uint64), np.asarray(position, np.uint64))
-    if num_rows < 1 or (positions.size and int(positions.max()) >= num_rows):
-        raise InputError(f"positions must lie within 0 to {num_rows - 1}")
-    half = max(MIN_HALF_BITS, -(-(num_rows - 1).bit_length() // 2))
-    keys = _round_keys(seed, epochs.ravel())
-    values = _feistel(positions.ravel(), keys, half)
-    while (outside := np.flatnonzero(values >= num_rows)).size:
-        values[outside] = _feistel(values[outside], keys[:, outside], half)
-    return values.astype(np.int64).reshape(positions.shape)
+class Quota(NamedTuple):
+    """A source's number, the rows that it holds, and those that it gives to an epoch."""
+
+    source: int
+    num_rows: int
+    per_epoch: float
 
 
+@dataclass(frozen=True)
 class RowLoader:
     """Batches of a token store; holds no position of its own.
 
-    ``batch_rows`` is the number of rows of one optimizer step, over all ranks and micro-batches.
+    ``batch_rows`` is the number of rows of one optimizer step, over all ranks and micro-batches. ``mixture`` gives each
+    source's share of the rows, or its epochs in one of the mixture, by number; without it all rows come once an epoch.
+    Raises DataError for a store that has nothing to learn from or that ``mixture`` does not fit.
     """
 
-    def __init__(
-        self, store: TokenStore, *, seq_len: int, batch_rows: int, seed: int, pad_id: int, bos_id: int | None = None
-    ) -> None:
-        if seq_len < 1 or batch_rows < 1:
-            raise InputError(f"seq_len ({seq_len}) and batch_rows ({batch_rows}) must be at least 1")
-        if store.num_tokens < MIN_TOKENS:
+    store: TokenStore
+    _: KW_ONLY
+    seq_len: int
+    batch_rows: int
+    seed: int
+    pad_id: int
+    bos_id: int | None = None
+    layout: Layout = "concat"
+    isolate: bool = False
+    mixture: Mapping[int, float] = field(default_factory=dict)
+    mixture_unit: MixtureUnit = "share"
+
+    def __post_init__(self) -> None:
+        if self.seq_len < 1 or self.batch_rows < 1:
+            raise InputError(f"seq_len ({self.seq_len}) and batch_rows ({self.batch_rows}) must be at least 1")
+        if self.store.num_tokens < MIN_TOKENS:
             raise DataError(
-                f"the data has {store.num_tokens} tokens; the smallest that can be learned from is {MIN_TOKENS}"
+                f"the data has {self.store.num_tokens} tokens; the smallest that can be learned from is {MIN_TOKENS}"
             )
-        self.store = store
-        self.seq_len = seq_len
-        self.batch_rows = batch_rows
-        self.seed = seed
-        self.pad_id = pad_id
-        self.bos_id = bos_id
+        if not self._row_ends[-1]:
+            raise DataError("the data has no document of two tokens, and a first token is nothing to learn from")
+        _ = self._mixture
+
+    @cached_property
+    def usage(self) -> Usage:
+        """What all rows, each once, are made of."""
+        each = [rows.usage for rows in self._groups]
+        sums = (sum(getattr(usage, name) for usage in each) for name in ("positions", "cut", "pieces"))
+        return Usage(self._row_ends[-1], self.seq_len, *sums)
 
     @property
     def rows_per_epoch(self) -> int:
-        return -(-(self.store.num_tokens - 1) // self.seq_len)
+        return self._row_ends[-1] if self._mixture is None else self._mixture.rows_per_epoch
+
+    @property
+    def quotas(self) -> list[Quota]:
+        """What each source gives to an epoch of the mixture; empty without one."""
+        if self._mixture is None:
+            return []
+        each = zip(self.store.sources, self._mixture.num_rows, self._mixture.quotas, strict=True)
+        return [Quota(source.source, rows, float(quota)) for source, rows, quota in each]
 
     def batch(self, step: int, *, rank: int = 0, world: int = 1, part: int = 0, parts: int = 1) -> Batch:
         """Micro-batch ``part`` of ``parts`` for ``rank`` of ``world`` at ``step``; together they are the whole step.
@@ -87,53 +128,113 @@ class RowLoader:
         if slices > self.batch_rows:
             raise InputError(f"{self.batch_rows} rows a step can't be cut into {world} ranks x {parts} parts")
         first = step * self.batch_rows
-        wanted = range(first + self.batch_rows * index // slices, first + self.batch_rows * (index + 1) // slices)
-        epochs, positions = zip(*(divmod(row, self.rows_per_epoch) for row in wanted), strict=True)
-        return self._rows(row_at(self.seed, epochs, positions, self.rows_per_epoch).tolist())
+        pairs = self._order(first + self.batch_rows * index // slices, first + self.batch_rows * (index + 1) // slices)
+        return self._read(pairs, docs=self.isolate)
+
+    def bordered(self, step: int) -> Batch:
+        """The whole batch of a step, with its documents numbered even where they are not isolated: to look at."""
+        return self._read(self._order(step * self.batch_rows, (step + 1) * self.batch_rows), docs=True)
 
     def sequential(self, batch_rows: int, *, limit: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
         """Every row once, in the order of the text; the last batch may have fewer rows. Ranks take batches in turn.
 
-        With a ``limit`` below the number of rows, that many, spread evenly, whatever the size of a batch.
+        With a ``limit`` below the number of rows, that many, spread evenly, whatever the size of a batch. A mixture
+        doesn't count here.
         """
         if batch_rows < 1 or limit < 0 or not 0 <= rank < world:
             raise InputError(f"no batches of {batch_rows} rows, limit {limit}, for rank {rank} of {world}")
-        count = min(limit or self.rows_per_epoch, self.rows_per_epoch)
+        total = self._row_ends[-1]
+        count = min(limit or total, total)
         for first in range(rank * batch_rows, count, batch_rows * world):
             last = min(first + batch_rows, count)
-            yield self._rows([index * self.rows_per_epoch // count for index in range(first, last)])
+            pairs = [self._place(index * total // count) for index in range(first, last)]
+            yield self._read(pairs, docs=self.isolate, sources=len(self.store.sources) > 1)
 
-    def _rows(self, rows: list[int]) -> Batch:
-        inputs = np.full((len(rows), self.seq_len), self.pad_id, np.int64)
-        targets = np.full((len(rows), self.seq_len), IGNORE, np.int64)
-        for line, row in enumerate(rows):
-            start = row * self.seq_len
-            ids = self.store.slice(start, min(start + self.seq_len + 1, self.store.num_tokens))
-            inputs[line, : ids.size - 1] = ids[:-1]
-            targets[line, : ids.size - 1] = ids[1:]
+    @cached_property
+    def _groups(self) -> tuple[Rows, ...]:
+        if self.layout == "pack":
+            return tuple(
+                PackedRows(self.store, source, self.seq_len, isolated=self.isolate) for source in self.store.sources
+            )
+        if self.mixture:
+            return tuple(CutRows(each.first_token, each.end_token, self.seq_len) for each in self.store.sources)
+        return (CutRows(0, self.store.num_tokens, self.seq_len),)
+
+    @cached_property
+    def _row_ends(self) -> list[int]:
+        return list(accumulate(rows.usage.rows for rows in self._groups))
+
+    @cached_property
+    def _mixture(self) -> Mixture | None:
+        if not self.mixture:
+            return None
+        here = [source.source for source in self.store.sources]
+        num_rows = [rows.usage.rows for rows in self._groups]
+        if unsaid := sorted(set(here) - set(self.mixture)):
+            raise DataError(f"data.mixture says nothing of source {unsaid[0]}: give it a number, 0 to leave it out")
+        filled = {source for source, rows in zip(here, num_rows, strict=True) if rows}
+        if empty := sorted(source for source, value in self.mixture.items() if value and source not in filled):
+            raise DataError(f"data.mixture: source {empty[0]} has no training text; give it 0 or leave it out")
+        quotas = (shares if self.mixture_unit == "share" else laps)(num_rows, [self.mixture[source] for source in here])
+        return Mixture(num_rows, quotas, seed=self.seed)
+
+    def _order(self, first: int, stop: int) -> list[tuple[int, int]]:
+        """Group and row at each place of the endless order of rows."""
+        if self._mixture is not None:
+            return self._mixture.rows(first, stop)
+        total = self._row_ends[-1]
+        epochs, positions = zip(*(divmod(place, total) for place in range(first, stop)), strict=True)
+        return [self._place(row) for row in row_at(self.seed, epochs, positions, total).tolist()]
+
+    def _place(self, row: int) -> tuple[int, int]:
+        group = bisect_right(self._row_ends, row)
+        return group, row - (self._row_ends[group - 1] if group else 0)
+
+    def _read(self, pairs: Sequence[tuple[int, int]], *, docs: bool, sources: bool = False) -> Batch:
+        shape = len(pairs), self.seq_len
+        inputs, targets = np.full(shape, self.pad_id, np.int64), np.full(shape, IGNORE, np.int64)
+        numbers = np.full(shape, PADDING, np.int64) if docs else None
+        owners = np.full(shape, PADDING, np.int64) if sources else None
+        for line, (group, row) in enumerate(pairs):
+            spans, at = self._groups[group].spans(row), 0
+            for start, stop in spans:
+                here = slice(at, at + stop - start)
+                inputs[line, here], targets[line, here] = self._tokens(start, stop)
+                if owners is not None:
+                    owners[line, here] = self._owners(start, stop)
+                at += stop - start
+            if numbers is not None:
+                numbers[line, :at] = self._numbers(spans)
         if self.bos_id is not None:
             targets[targets == self.bos_id] = IGNORE
-        return Batch(torch.from_numpy(inputs), torch.from_numpy(targets))
+        arrays = (inputs, targets, numbers, owners)
+        return Batch._make(None if array is None else torch.from_numpy(array) for array in arrays)
 
+    def _tokens(self, start: int, stop: int) -> tuple[Ints, Ints]:
+        """Inputs and targets of a span."""
+        end = min(stop + 1, self.store.num_tokens)
+        ids = self.store.slice(start, end)
+        targets = np.full(stop - start, IGNORE, np.int64)
+        targets[: end - start - 1] = ids[1:]
+        if self.store.masked:
+            targets[: end - start - 1][~self.store.trained(start + 1, end)] = IGNORE
+        if self.isolate or self.layout == "pack":
+            targets[self.store.starts_within(start + 1, end) - start - 1] = IGNORE
+        return ids[: stop - start], targets
 
-def _mix(values: UInts) -> UInts:
-    """The finaliser of splitmix64 (Steele, Lea and Flood, 2014) after one step of its counter."""
-    values = values + np.uint64(0x9E3779B97F4A7C15)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    def _numbers(self, spans: Sequence[tuple[int, int]]) -> Ints:
+        """The document number of each position of a row, from 0."""
+        begins = np.zeros(sum(stop - start for start, stop in spans), np.int64)
+        at = 0
+        for start, stop in spans:
+            begins[at] = at > 0
+            begins[at + self.store.starts_within(start + 1, stop) - start] = 1
+            at += stop - start
+        return np.cumsum(begins)
 
-
-def _round_keys(seed: int, epochs: UInts) -> UInts:
-    """One key for each round and element, (ROUNDS, N)."""
-    start = _mix(_mix(np.full(epochs.shape, seed & U64, np.uint64)) ^ epochs)
-    return _mix(start ^ np.arange(ROUNDS, dtype=np.uint64)[:, None])
-
-
-def _feistel(values: UInts, keys: UInts, half: int) -> UInts:
-    """A permutation of the numbers of 2 * half bits, for each column of ``keys``."""
-    shift, mask = np.uint64(half), np.uint64((1 << half) - 1)
-    left, right = values >> shift, values & mask
-    for key in keys:
-        left, right = right, left ^ (_mix(right ^ key) & mask)
-    return (left << shift) | right
+    def _owners(self, start: int, stop: int) -> Ints:
+        """The number of the source that each target of a span comes from."""
+        sources = self.store.sources
+        ends = np.array([source.end_token for source in sources])
+        targets = np.minimum(np.arange(start, stop) + 1, self.store.num_tokens - 1)
+        return np.array([source.source for source in sources])[np.searchsorted(ends, targets, "right")]

@@ -23,6 +23,7 @@ from cyberslm.data.redact.redactor import Redactor
 from cyberslm.data.redact.report import RedactionReport, finding_lines
 from cyberslm.data.sources import read_documents
 from cyberslm.data.spool import Spooled, write_spool
+from cyberslm.errors import DataError
 
 TASK_BYTES = 1 << 24
 TASK_FILES = 1000
@@ -121,9 +122,11 @@ class PartMaker:
 
     def _documents(self, task: Task, meta: PartMeta, write_finds: Any) -> Iterator[Spooled]:
         for file in task.files:
-            facts = {"source": file.key, "path": file.name, "size": file.size, "mtime_ns": file.mtime_ns}
-            meta.files.append(facts | {"sha256": hash_file(file)})
             counts = meta.counts.setdefault(file.key, Counts())
+            facts = {"source": file.key, "path": file.name, "size": file.size, "mtime_ns": file.mtime_ns}
+            meta.files.append(facts | {"sha256": self._hash(file, counts)})
+            if meta.files[-1]["sha256"] is None:
+                continue
             for entry in entries(file, self.config, counts):
                 if self.redactor is not None:
                     redacted = self.redactor.redact(entry.text)
@@ -132,6 +135,16 @@ class PartMaker:
                         write_finds(finding_lines(redacted, entry.name, line=entry.line, record=entry.record))
                         entry = entry._replace(text=redacted.text)
                 yield Spooled(entry)
+
+    def _hash(self, file: InputFile, counts: Counts) -> str | None:
+        """SHA-256 of the file's bytes; None for one that can't be read and may be skipped."""
+        try:
+            return hash_file(file)
+        except DataError:
+            if self.config.on_bad_input == "error":
+                raise
+        counts.skip("unreadable", file.name)
+        return None
 
 
 def entries(file: InputFile, config: DataConfig, counts: Counts) -> Iterator[Entry]:

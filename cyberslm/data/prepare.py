@@ -6,8 +6,8 @@ The sources are read, redacted and cleaned once (``corpus``), into scratch files
 read for the tokenizer where one is trained (training documents only) and to write tokens. ``data_sha256`` covers the
 shards alone, so equal text, settings and tokenizer give equal values in any folder, at any time, on any machine, for
 any number of workers or slices. Documents are tokenized in batches: memory is bounded by a batch and by the longest
-document. ``inputs.jsonl`` lists each file that was read, with the hash of its bytes; ``report/`` says what cleaning and
-redaction did.
+document. ``inputs.jsonl`` lists each file that was read, with the hash of its bytes, and ``members.jsonl`` the members
+of archives; each document in the shards has their numbers. ``report/`` says what cleaning and redaction did.
 """
 
 from __future__ import annotations
@@ -38,20 +38,21 @@ from cyberslm.data.corpus import (
 from cyberslm.data.counts import Counts
 from cyberslm.data.inputs import find_inputs, hash_file, printable
 from cyberslm.data.parts import Files, find_files
-from cyberslm.data.shards import MIN_TOKENS, PREPARE_AGAIN, SUFFIX, ShardWriter, TokenStore
+from cyberslm.data.places import Places
+from cyberslm.data.shards import INPUTS_FILE, MIN_TOKENS, PREPARE_AGAIN, SUFFIX, ShardWriter
 from cyberslm.data.slices import merged_reading
+from cyberslm.data.store import TokenStore
 from cyberslm.errors import DataError, IntegrityError, StorageError
 from cyberslm.files import publish, read_manifest, sha256_file
 from cyberslm.text.tokenizer import Tokenizer, load_tokenizer
 
-FORMAT = "cyberslm-prepared-data/1"
+FORMAT = "cyberslm-prepared-data/2"
 REPORT_FOLDER = "report"
-INPUTS_FILE = "inputs.jsonl"
 TOKENIZER_FOLDER = "tokenizer"
 MANIFEST_KEYS = frozenset(
     {"format", "settings", "tokenizer_settings", "tokenizer_sha256", "sources", "data_sha256", "files"}
 )
-OWN_NAMES = re.compile(r"(train|validation)-\d{5,}\.tokens|tokenizer|report|inputs\.jsonl|manifest\.json")
+OWN_NAMES = re.compile(r"(train|validation)-\d{5,}\.tokens|tokenizer|report|(inputs|members)\.jsonl|manifest\.json")
 SPLITS: tuple[Split, ...] = ("train", "validation")
 BATCH_CHARACTERS = 1 << 22
 BATCH_DOCUMENTS = 4096
@@ -72,6 +73,11 @@ class Prepared:
     train: TokenStore
     validation: TokenStore | None
     manifest: Mapping[str, Any]
+
+    def validation_source(self, number: int) -> str:
+        """The key of a source of the validation split, by the number that its documents have there."""
+        own = any(key.startswith("data.validation[") for key in self.manifest["sources"])
+        return f"data.validation[{number}]" if own else f"data.sources[{number}]"
 
     @property
     def data_sha256(self) -> str:
@@ -227,10 +233,13 @@ def _write_shards(corpus: Corpus, tokenizer: Tokenizer, folder: Path) -> dict[st
             )
             for split in SPLITS
         }
+        places = stack.enter_context(Places(corpus.file_facts, folder))
         for batch in _batches(corpus.pieces(counts, "tokens")):
             encoded = tokenizer.encode_documents([piece.text for piece in batch], num_threads=threads)
             for piece, ids in zip(batch, encoded, strict=True):
-                writers[piece.split].add(ids, text_bytes=piece.text_bytes)
+                writers[piece.split].add(
+                    ids, text_bytes=piece.text_bytes, place=places.of(piece.key, piece.name, piece.line)
+                )
                 counts[piece.key].tokens += ids.size
     corpus.check(counts)
     for split, writer in writers.items():

@@ -4,8 +4,7 @@
 file is peeled layer by layer: compression, archive, format, each told by content or name (``readers.formats``). Text is
 taken as it is, with exceptions that make copies equal: a byte order mark at the start is dropped, CRLF and lone CR
 become LF (in records too), and lone surrogates (JSON can spell them) become U+FFFD and are counted. A document that is
-empty or only white space is skipped and counted. ``is_validation`` splits by content alone, so copies fall on one side
-whatever their order, file or name. One document at a time is held in memory.
+empty or only white space is skipped and counted. One document at a time is held in memory.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from cyberslm.data.readers.text import pieces, unix
 from cyberslm.errors import DataError
 from cyberslm.text.codec import mend
 
-HASH_SPAN = 1 << 64
 MAX_LAYERS = 2
 
 READERS: Mapping[Format, Callable[[io.BufferedReader, Place], Texts]] = {
@@ -71,11 +69,6 @@ def read_documents(file: InputFile, config: DataConfig, counts: Counts) -> Itera
     with reading(file.path), _opened(file) as stream:
         yield from _documents(stream, file.path.name, place, Budget.of(file.size, config))
         _unchanged(file)
-
-
-def is_validation(text: str, fraction: float) -> bool:
-    """Whether a document is held out: SHA-256 of ``copy_digest`` as a share of its range lies below ``fraction``."""
-    return int.from_bytes(copy_digest(text)[:8], "big") < int(fraction * HASH_SPAN)
 
 
 def copy_digest(text: str) -> bytes:

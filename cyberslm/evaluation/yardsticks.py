@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cyberslm.data.loader import IGNORE, RowLoader
-from cyberslm.data.shards import TokenStore
+from cyberslm.data.store import TokenStore
 from cyberslm.text.tokenizer import Tokenizer
 
 WINDOW = 64 << 20
@@ -34,18 +34,18 @@ class Yardstick(NamedTuple):
 
 
 def yardsticks(train: TokenStore, held_out: RowLoader, tokenizer: Tokenizer) -> list[Yardstick]:
-    """Every yardstick for the held-out split; its targets and bytes are those that a model is scored on."""
+    """Every yardstick for the held-out split. The compressors see all of its text, the unigram model its targets."""
     text = _text(held_out.store, tokenizer, held_out.store.num_tokens)
     before = _text(train, tokenizer, train.num_tokens, limit=WINDOW)
     return [
-        Yardstick("unigram", unigram_bits(train, held_out, tokenizer) / max(1, len(text))),
+        Yardstick("unigram", unigram_bits_per_byte(train, held_out, tokenizer)),
         Yardstick("gzip", 8 * len(gzip.compress(text, 9)) / max(1, len(text))),
         Yardstick("xz after training text", 8 * (_xz(before + text) - _xz(before)) / max(1, len(text))),
     ]
 
 
-def unigram_bits(train: TokenStore, held_out: RowLoader, tokenizer: Tokenizer) -> float:
-    """Bits that the smoothed token frequencies of ``train`` need for all targets of ``held_out``."""
+def unigram_bits_per_byte(train: TokenStore, held_out: RowLoader, tokenizer: Tokenizer) -> float:
+    """Bits that the smoothed token frequencies of ``train`` need for a byte of the targets of ``held_out``."""
     counts = np.ones(tokenizer.vocab_size)
     for ids in _chunks(train, 0, train.num_tokens):
         counts += np.bincount(ids, minlength=tokenizer.vocab_size)
@@ -53,11 +53,13 @@ def unigram_bits(train: TokenStore, held_out: RowLoader, tokenizer: Tokenizer) -
     counts[sorted(tokenizer.control_ids - targets_too)] = 0.0
     with np.errstate(divide="ignore"):
         bits = -np.log2(counts / counts.sum())
-    total = 0.0
+    lengths = np.array([len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)])
+    total, num_bytes = 0.0, 0
     for batch in held_out.sequential(256):
         targets = batch.targets[batch.targets != IGNORE].numpy()
         total += float(bits[targets].sum())
-    return total if math.isfinite(total) else math.inf
+        num_bytes += int(lengths[targets].sum())
+    return total / max(1, num_bytes) if math.isfinite(total) else math.inf
 
 
 def _text(store: TokenStore, tokenizer: Tokenizer, stop: int, *, limit: int | None = None) -> bytes:

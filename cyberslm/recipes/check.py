@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from cyberslm.config import Loaded, dump
-from cyberslm.data.loader import IGNORE, Batch
+from cyberslm.data.loader import IGNORE, RowLoader
 from cyberslm.model.sizes import activation_bytes, cache_bytes_per_token, flops_per_token
 from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.data import Say, describe, ensure_prepared, fit_model, row_loader
 from cyberslm.recipes.machine import cpu_threads, on_this_machine
+from cyberslm.recipes.shown import LEGEND, shown_row
 from cyberslm.recipes.train import header
-from cyberslm.text.tokenizer import Tokenizer
 from cyberslm.training.trackers import short
 
 SHOWN_ROWS = 2
@@ -32,11 +32,14 @@ def check(loaded: Loaded[TrainRun], say: Say) -> Iterator[str]:
     yield from describe(prepared)
     with cpu_threads(run.threads):
         yield from header(run, loader, device)
-    targets = prepared.train.num_tokens - 1
-    yield f"tokens: {run.train.global_batch_size * run.model.max_seq_len:,} per step, {targets:,} per epoch"
+    yield f"tokens: {run.train.global_batch_size * run.model.max_seq_len:,} per step, {_per_epoch(loader):,} per epoch"
     yield from _costs(run)
     yield ""
-    yield from _show(loader.batch(0), tokenizer)
+    batch = loader.bordered(0)
+    trained = int((batch.targets != IGNORE).sum())
+    yield f"first batch: {batch.targets.shape[0]} rows, {trained:,} trained tokens; {LEGEND}"
+    for row in range(min(SHOWN_ROWS, batch.targets.shape[0])):
+        yield f"row {row}: {shown_row(loader, batch, row, tokenizer, limit=SHOWN_TOKENS)}"
 
 
 def _costs(run: TrainRun) -> Iterator[str]:
@@ -53,19 +56,5 @@ def _costs(run: TrainRun) -> Iterator[str]:
     yield f"arithmetic: {short(flops, 'FLOP')} per step; cache of one full context when generating {short(cache, 'B')}"
 
 
-def _show(batch: Batch, tokenizer: Tokenizer) -> Iterator[str]:
-    """The first rows as text, tokens apart by |, targets that aren't learned in brackets."""
-    trained = int((batch.targets != IGNORE).sum())
-    yield f"first batch: {batch.targets.shape[0]} rows, {trained:,} trained tokens; | between tokens, [] not trained"
-    for row in range(min(SHOWN_ROWS, batch.targets.shape[0])):
-        shown = []
-        for token, target in zip(batch.input_ids[row, 1:].tolist(), batch.targets[row].tolist(), strict=False):
-            text = _spell(token, tokenizer)
-            shown.append(text if target != IGNORE else f"[{text}]")
-        yield f"row {row}: " + "|".join(shown[:SHOWN_TOKENS]) + (" ..." if len(shown) > SHOWN_TOKENS else "")
-
-
-def _spell(token: int, tokenizer: Tokenizer) -> str:
-    if token in tokenizer.control_ids:
-        return tokenizer.piece(token)
-    return tokenizer.token_bytes(token).decode("utf-8", "backslashreplace").encode("unicode_escape").decode("ascii")
+def _per_epoch(loader: RowLoader) -> int:
+    return loader.rows_per_epoch * loader.seq_len if loader.quotas else loader.usage.positions

@@ -20,14 +20,14 @@ from cyberslm.data.corpus import report_of
 from cyberslm.data.inputs import find_inputs
 from cyberslm.data.loader import RowLoader
 from cyberslm.data.prepare import REPORT_FOLDER, Prepared, clean_corpus, open_prepared, prepare, stale
-from cyberslm.data.shards import TokenStore
 from cyberslm.data.slices import prepare_slice
+from cyberslm.data.store import TokenStore
 from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.tokenizer import Say, make_tokenizer, tokenizer_settings
 from cyberslm.text.tokenizer import Tokenizer
-from cyberslm.training.trackers import short
+from cyberslm.training.trackers import count, short
 
 
 def ensure_prepared(run: TrainRun, say: Say) -> Prepared:
@@ -113,8 +113,8 @@ def dry_run(run: TrainRun, say: Say) -> Iterator[str]:
     with clean_corpus(run.data, run.prepared.parent, _stages(say)) as corpus:
         counts = corpus.new_counts()
         splits = Counter(piece.split for piece in corpus.pieces(counts, "tokens"))
-        for name, count in counts.items():
-            yield _source_line(name, count.summary())
+        for name, each in counts.items():
+            yield _source_line(name, each.summary())
         yield from _report_lines(report_of(corpus), table(corpus.steps) if corpus.steps else "")
         yield f"data: would keep {splits['train']:,} documents to train on and {splits['validation']:,} to validate on"
 
@@ -142,7 +142,7 @@ def open_verified(folder: Path) -> Prepared:
 
 
 def row_loader(run: TrainRun, prepared: Prepared, store: TokenStore) -> RowLoader:
-    """Rows of ``store`` as the run trains on them."""
+    """Rows of ``store`` as the run trains on them; those of the training split are mixed as the run asks."""
     tokenizer = prepared.tokenizer
     return RowLoader(
         store,
@@ -151,6 +151,10 @@ def row_loader(run: TrainRun, prepared: Prepared, store: TokenStore) -> RowLoade
         seed=run.seed,
         pad_id=tokenizer.pad_id,
         bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
+        layout=run.data.rows,
+        isolate=run.data.isolate_documents,
+        mixture=run.data.parts if store is prepared.train else {},
+        mixture_unit=run.data.mixture_unit,
     )
 
 
@@ -198,6 +202,21 @@ def describe(prepared: Prepared) -> Iterator[str]:
                 f"data: {name}: {store.num_documents:,} documents, {short(store.num_tokens)} tokens,"
                 f" {store.text_bytes / max(1, store.num_tokens):.2f} bytes per token"
             )
+
+
+def describe_rows(loader: RowLoader) -> Iterator[str]:
+    """How text lies in rows, unless it is just cut, and what each source gives to an epoch, if they are mixed."""
+    usage = loader.usage
+    if loader.layout == "pack":
+        cut = f"; {count(usage.cut, 'longer document')} cut into {usage.pieces:,} pieces" if usage.cut else ""
+        yield f"rows: {usage.rows:,} packed, {usage.padding:.2%} padding{cut}"
+    if loader.isolate:
+        yield "rows: documents don't see each other"
+    for quota in loader.quotas:
+        yield (
+            f"mixture: data.sources[{quota.source}]: {quota.per_epoch:,.1f} rows an epoch of"
+            f" {count(quota.num_rows, 'row')}, {quota.per_epoch / loader.rows_per_epoch:.2%} of all"
+        )
 
 
 def _source_line(name: str, counts: Mapping[str, Any]) -> str:

@@ -31,7 +31,10 @@ class Evaluation:
 
 
 def evaluate(path: Path, *, data: Path | None = None, device: str = "auto") -> Evaluation:
-    """Bits per byte of the model on the validation split of prepared data (default: those of its run), in fp32."""
+    """Bits per byte of the model on the validation split of prepared data (default: those of its run), in fp32.
+
+    Rows are made as in its training.
+    """
     folder = find_model(path)
     engine: Engine = load_engine(folder, device=device)
     prepared = open_verified(data or _data_of(folder))
@@ -45,6 +48,7 @@ def evaluate(path: Path, *, data: Path | None = None, device: str = "auto") -> E
             f"{prepared.folder} has no validation split: prepare data with data.validation_fraction above 0"
         )
     tokenizer = prepared.tokenizer
+    manifest = files.read_manifest(folder)
     loader = RowLoader(
         prepared.validation,
         seq_len=engine.model.max_seq_len,
@@ -52,8 +56,10 @@ def evaluate(path: Path, *, data: Path | None = None, device: str = "auto") -> E
         seed=0,
         pad_id=tokenizer.pad_id,
         bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
+        layout="pack" if manifest.get("rows") == "pack" else "concat",
+        isolate=manifest.get("isolate_documents") is True,
     )
-    score = measure(engine.model, loader.sequential(ROWS), bytes_per_id(tokenizer))
+    score = measure(engine.model, loader.sequential(ROWS), bytes_per_id(tokenizer), name=prepared.validation_source)
     return Evaluation(
         folder,
         prepared.folder,

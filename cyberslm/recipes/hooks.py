@@ -99,7 +99,7 @@ class RunHooks:
         loader = row_loader(self.run, self.prepared, self.prepared.validation)
         batches = loader.sequential(self.run.train.micro_batch_size, limit=self.run.eval.max_rows)
         with self.autocast():
-            return measure(self.model, batches, self.bytes_per_id)
+            return measure(self.model, batches, self.bytes_per_id, name=self.prepared.validation_source)
 
     def _sample(self, step: int) -> None:
         prompts = self.run.eval.sample_prompts
@@ -115,9 +115,12 @@ class RunHooks:
             "step": state.step,
             "data_sha256": self.prepared.data_sha256,
             "cyberslm": package_version("cyberslm"),
+            "rows": self.run.data.rows,
+            "isolate_documents": self.run.data.isolate_documents,
         }
         if score is not None and math.isfinite(score.loss):
-            fields["validation"] = {"loss": score.loss, "bits_per_byte": score.bits_per_byte}
+            by_source = {name: part.figures() for name, part in score.by_source.items()}
+            fields["validation"] = score.figures() | ({"by_source": by_source} if by_source else {})
         training = TrainingFiles(optimizer_tensors(self.optimizer, self.model), state.to_json())
         self.metrics.sync()
         self.samples.sync()

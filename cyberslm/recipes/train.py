@@ -31,7 +31,7 @@ from cyberslm.data.prepare import Prepared
 from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.model.model import CyberSLM
 from cyberslm.recipes.config import TrainRun
-from cyberslm.recipes.data import Say, describe, ensure_prepared, fit_model
+from cyberslm.recipes.data import Say, describe, describe_rows, ensure_prepared, fit_model
 from cyberslm.recipes.folder import refuse_other_run, require_space, write_run_files
 from cyberslm.recipes.hooks import RunHooks, check_samples
 from cyberslm.recipes.machine import cpu_threads, on_this_machine
@@ -130,7 +130,9 @@ def _finish(run: TrainRun, state: TrainState, number: int | None, prepared: Prep
         return Outcome(state, None, number)
     chosen, found = _choose(run, screen.line)
     kept = {
-        key: found.manifest[key] for key in ("step", "data_sha256", "cyberslm", "validation") if key in found.manifest
+        key: found.manifest[key]
+        for key in ("step", "data_sha256", "cyberslm", "rows", "isolate_documents", "validation")
+        if key in found.manifest
     }
     final = run.folder / "final"
     save_model(final, found.model, prepared.tokenizer, kept)
@@ -142,6 +144,8 @@ def _finish(run: TrainRun, state: TrainState, number: int | None, prepared: Prep
         screen.line(
             f"{label}: step {chosen.step}, loss {score['loss']:.4f}, {score['bits_per_byte']:.4f} bits per byte"
         )
+        for name, part in score.get("by_source", {}).items():
+            screen.line(f"  {name}: loss {part['loss']:.4f}, {part['bits_per_byte']:.4f} bits per byte")
     screen.line(f"model: {final} (step {chosen.step})")
     if run.logging.plots:
         missing = "" if can_plot() else " (not drawn: pip install 'cyberslm[plots]')"
@@ -185,6 +189,7 @@ def header(run: TrainRun, loader: RowLoader, device: torch.device) -> list[str]:
         f" {min(batch, run.train.micro_batch_size)} at a time), {steps_per_epoch:,.1f} steps per epoch,"
         f" {run.train.max_steps / steps_per_epoch:,.2f} epochs,"
         f" {run.train.max_steps * step_tokens / total:,.1f} tokens per parameter",
+        *describe_rows(loader),
         f"device: {device}, {run.precision}, {torch.get_num_threads()} threads, seed {run.seed}",
         f"folder: {run.folder}",
     ]

@@ -3,13 +3,15 @@
 Sums travel, means don't: they are divided once, by the number of trained tokens of the whole optimizer step. The loss
 is cross-entropy in fp32 whatever the dtype of the logits. `measure` runs a loss over a validation split and adds the
 UTF-8 bytes of the targets, which turn the sum into bits per byte, a figure that doesn't depend on the tokenizer.
+Documents that a batch numbers don't see each other.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -37,7 +39,8 @@ def next_token_loss(model: CyberSLM, batch: Batch, *, z_loss: float = 0.0) -> Lo
     The penalty is ``z_loss`` times the square of each softmax's log normaliser, which keeps logits from drifting
     (Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311, section 5).
     """
-    logits_NV, targets_N = model(batch.input_ids).float().flatten(0, 1), batch.targets.flatten()
+    logits_NV = model(batch.input_ids, docs=batch.docs).float().flatten(0, 1)
+    targets_N = batch.targets.flatten()
     loss = F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORE, reduction="sum")
     trained_N = targets_N != IGNORE
     if not z_loss:
@@ -47,11 +50,15 @@ def next_token_loss(model: CyberSLM, batch: Batch, *, z_loss: float = 0.0) -> Lo
 
 @dataclass(frozen=True)
 class Score:
-    """A loss summed over ``num_tokens`` targets that spell ``num_bytes`` bytes of text."""
+    """A loss summed over ``num_tokens`` targets that spell ``num_bytes`` bytes of text.
+
+    ``by_source`` has the parts of the sources by name, where a split has several.
+    """
 
     loss_sum: float
     num_tokens: int
     num_bytes: int
+    by_source: Mapping[str, Score] = field(default_factory=dict)
 
     @property
     def loss(self) -> float:
@@ -66,22 +73,60 @@ class Score:
     def bits_per_byte(self) -> float:
         return self.loss_sum / math.log(2) / max(1, self.num_bytes)
 
+    def figures(self) -> dict[str, object]:
+        """What a manifest keeps."""
+        return {"loss": self.loss, "bits_per_byte": self.bits_per_byte}
+
 
 @torch.no_grad()
-def measure(model: CyberSLM, batches: Iterable[Batch], bytes_per_id: Tensor, loss: Loss = next_token_loss) -> Score:
+def measure(
+    model: CyberSLM,
+    batches: Iterable[Batch],
+    bytes_per_id: Tensor,
+    loss: Loss = next_token_loss,
+    *,
+    name: Callable[[int], str] = str,
+) -> Score:
     """Score the batches in evaluation mode; the model's mode and the random state stay as they were.
 
-    ``bytes_per_id`` ``(V,)`` is the UTF-8 length of every id's text, 0 for control ids.
+    ``bytes_per_id`` ``(V,)`` is the UTF-8 length of every id's text, 0 for control ids. Batches that number the sources
+    of their targets are scored by source too, under each one's ``name``; one with several takes a pass for each.
     """
     was_training = model.training
     model.eval()
-    loss_sum, num_tokens, num_bytes = 0.0, 0, 0
+    total, parts = _Sums(), defaultdict[str, _Sums](_Sums)
     try:
-        for batch in batches:
+        for batch in (found.to(model.device) for found in batches):
             output = loss(model, batch)
-            loss_sum += output.loss_sum.item()
-            num_tokens += int(output.num_tokens)
-            num_bytes += int(bytes_per_id[batch.targets[batch.targets != IGNORE].cpu()].sum())
+            total.add(output, batch, bytes_per_id)
+            for source, part in _by_source(batch):
+                own = output if part is batch else loss(model, part)
+                parts[name(source)].add(own, part, bytes_per_id)
     finally:
         model.train(was_training)
-    return Score(loss_sum, num_tokens, num_bytes)
+    return total.score({source: sums.score() for source, sums in parts.items()})
+
+
+@dataclass
+class _Sums:
+    loss_sum: float = 0.0
+    num_tokens: int = 0
+    num_bytes: int = 0
+
+    def add(self, output: LossOutput, batch: Batch, bytes_per_id: Tensor) -> None:
+        self.loss_sum += output.loss_sum.item()
+        self.num_tokens += int(output.num_tokens)
+        self.num_bytes += int(bytes_per_id[batch.targets[batch.targets != IGNORE].cpu()].sum())
+
+    def score(self, by_source: Mapping[str, Score] | None = None) -> Score:
+        return Score(self.loss_sum, self.num_tokens, self.num_bytes, by_source or {})
+
+
+def _by_source(batch: Batch) -> Iterator[tuple[int, Batch]]:
+    """Each source that has targets in the batch, with the batch in which only those count."""
+    if batch.sources is None:
+        return
+    found = batch.sources[batch.targets != IGNORE].unique().tolist()
+    for source in found:
+        alone = batch._replace(targets=batch.targets.masked_fill(batch.sources != source, IGNORE))
+        yield source, batch if len(found) == 1 else alone

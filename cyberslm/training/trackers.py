@@ -173,8 +173,14 @@ def validation_line(record: Mapping, *, total_steps: int) -> str:
     best = " | best" if record["best"] else ""
     return (
         f"step {record['step']}/{total_steps} | validation loss {record['loss']:.4f} | ppl {record['perplexity']:,.2f}"
-        f" | {record['bits_per_byte']:.4f} bits/byte{best}"
+        f" | {record['bits_per_byte']:.4f} bits/byte{best}{_by_source(record)}"
     )
+
+
+def _by_source(record: Mapping) -> str:
+    start = "bits_per_byte/"
+    parts = [f"{key.removeprefix(start)} {value:.4f}" for key, value in record.items() if key.startswith(start)]
+    return f" | bits/byte of {', '.join(parts)}" if parts else ""
 
 
 def peak_memory() -> int:

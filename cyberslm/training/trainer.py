@@ -185,8 +185,7 @@ def _accumulate(plan: Plan, model: CyberSLM, batch: Batch, num_tokens: int) -> f
     """Add up gradients of the mean loss over all trained tokens of the step; return the summed loss."""
     total = torch.zeros((), dtype=torch.float64, device=model.device)
     for first in range(0, batch.input_ids.shape[0], plan.config.micro_batch_size):
-        rows = slice(first, first + plan.config.micro_batch_size)
-        part = Batch(batch.input_ids[rows].to(model.device), batch.targets[rows].to(model.device))
+        part = batch.rows(first, first + plan.config.micro_batch_size).to(model.device)
         with plan.autocast():
             output = plan.loss(model, part)
         ((output.loss_sum + output.penalty_sum) / max(1, num_tokens)).backward()
@@ -221,6 +220,8 @@ def _validate(state: TrainState, hooks: Hooks) -> Score | None:
             "best": best,
             "seconds": time.perf_counter() - started,
         }
+        | {f"loss/{name}": part.loss for name, part in score.by_source.items()}
+        | {f"bits_per_byte/{name}": part.bits_per_byte for name, part in score.by_source.items()}
     )
     return score
 

@@ -16,7 +16,17 @@ from conftest import MakeRun
 from cyberslm import cli
 
 Cli = Callable[..., "Said"]
-VERBS = ("init", "check", "train", "generate", "eval", "data prepare", "tokenizer train", "tokenizer report")
+VERBS = (
+    "init",
+    "check",
+    "train",
+    "generate",
+    "eval",
+    "data prepare",
+    "data inspect",
+    "tokenizer train",
+    "tokenizer report",
+)
 
 
 class Said(NamedTuple):
@@ -155,6 +165,34 @@ def test_data_prepare_and_tokenizer_train_do_their_parts(call: Cli, make_run: Ma
     again = call("data", "prepare", path, f"tokenizer.path={tmp_path / 'tok'}")
     assert "is up to date" in again.err
     assert call("train", path, f"tokenizer.path={tmp_path / 'tok'}").code == 0
+
+
+def test_dry_run_shows_and_keeps_nothing(call: Cli, make_run: MakeRun, tmp_path: Path) -> None:
+    path = make_run({"data.steps": [{"length": {"min_characters": 200}}], "data.redact": {}})
+    said = call("data", "prepare", path, "--dry-run")
+    assert said.code == 0
+    assert "data: would keep" in said.out
+    assert "data: redacted" in said.out
+    assert "length" in said.out
+    assert [item.name for item in (tmp_path / "run").iterdir()] == []
+
+
+def test_slices_are_merged_from_the_command_line(
+    call: Cli, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = make_run()
+    assert call("data", "prepare", path).code == 0
+    whole = json.loads((tmp_path / "run" / "data" / "manifest.json").read_text())["data_sha256"]
+    for part in ("1/2", "2/2"):
+        said = call("data", "prepare", path, "out_dir=other", "--slice", part)
+        assert (said.code, said.out.startswith("slice: ")) == (0, True)
+    assert call("data", "prepare", path, "out_dir=other", "--merge").code == 0
+    merged = json.loads((Path("other") / "data" / "manifest.json").read_text())["data_sha256"]
+    assert merged == whole
+    assert "holds no slices: make them with" in call("data", "prepare", path, "out_dir=third", "--merge").err
+    assert "write it as I/N, such as 1/4" in call("data", "prepare", path, "--slice", "half").err
+    assert "give one of --dry-run, --slice and --merge" in call("data", "prepare", path, "--merge", "--dry-run").err
 
 
 def test_init_writes_a_yaml_that_checks_and_trains(

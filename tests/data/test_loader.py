@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import permutations
+from itertools import pairwise, permutations
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cyberslm.data.loader import IGNORE, Batch, RowLoader, row_at
-from cyberslm.data.shards import ShardWriter, TokenStore
+from cyberslm.data.loader import IGNORE, PADDING, Batch, RowLoader
+from cyberslm.data.order import row_at
+from cyberslm.data.shards import Place, ShardWriter
+from cyberslm.data.store import TokenStore
 from cyberslm.errors import DataError, InputError
 
 SHA = "00" * 32
@@ -266,3 +269,205 @@ def test_limited_validation_takes_rows_evenly_whatever_the_batch(tmp_path):
         batches = list(loader.sequential(batch_rows, limit=4))
         assert torch.cat([batch.input_ids[:, 0] for batch in batches]).tolist() == wanted
     assert sum(len(batch.input_ids) for batch in loader.sequential(4, limit=99)) == 11
+
+
+# Packed, isolated, masked and mixed rows
+
+
+class Made(NamedTuple):
+    """A store whose token ids are their places + 10, its documents' edges, sources and what is trained."""
+
+    store: TokenStore
+    edges: list[int]
+    sources: list[int]
+    trained: np.ndarray
+
+
+def make(folder: Path, sizes: list[int], *, sources: list[int] | None = None, masked: bool = False) -> Made:
+    owners = [0] * len(sizes) if sources is None else sorted(sources)
+    edges = [0, *np.cumsum(sizes).tolist()]
+    trained = np.ones(edges[-1], bool)
+    if masked:
+        trained = np.random.default_rng(len(sizes)).random(edges[-1]) < 0.7
+    with ShardWriter(folder, "train", vocab_size=VOCAB, tokenizer_sha256=SHA, shard_tokens=17) as writer:
+        for index, (first, end) in enumerate(pairwise(edges)):
+            place = Place(owners[index], index, 1)
+            writer.add(np.arange(first, end) + 10, text_bytes=1, place=place, trained=trained[first:end])
+    return Made(TokenStore.open(folder, "train", tokenizer_sha256=SHA, vocab_size=VOCAB), edges, owners, trained)
+
+
+SIZES = st.lists(st.integers(1, 23), min_size=1, max_size=25)
+MODES = st.sampled_from([("concat", False), ("concat", True), ("pack", False), ("pack", True)])
+OPTIONS = {"batch_rows": 3, "seed": 1, "pad_id": 0}
+
+
+def open_loader(made: Made, mode: tuple[str, bool], seq_len: int, **options: object) -> RowLoader | None:
+    try:
+        return RowLoader(made.store, seq_len=seq_len, layout=mode[0], isolate=mode[1], **(OPTIONS | options))
+    except DataError:
+        assert mode == ("pack", True) or made.store.num_tokens < 2
+        return None
+
+
+@given(SIZES, MODES, st.integers(1, 12), st.booleans(), st.integers(1, 3))
+@settings(deadline=None, max_examples=150)
+def test_every_token_is_a_target_once_or_is_known_not_to_be_one(tmp_path_factory, sizes, mode, seq_len, masked, every):
+    """In each mode: first tokens of documents (of the text, when it is cut and not isolated) and what the mask says."""
+    made = make(tmp_path_factory.mktemp("rows"), sizes, masked=masked, sources=[i // every for i in range(len(sizes))])
+    loader = open_loader(made, mode, seq_len)
+    if loader is None:
+        return
+    out = {0} if mode == ("concat", False) else set(made.edges[:-1])
+    out |= set(np.flatnonzero(~made.trained).tolist())
+    wanted = [token + 10 for token in range(made.store.num_tokens) if token not in out]
+    assert sorted(targets(list(loader.sequential(4)))) == wanted
+    drawn = Counter(targets([loader.batch(step) for step in range(loader.rows_per_epoch)]))
+    assert drawn == Counter(dict.fromkeys(wanted, 3))
+
+
+@given(SIZES, MODES, st.integers(1, 12), st.integers(1, 3))
+@settings(deadline=None, max_examples=100)
+def test_targets_follow_their_inputs_within_a_document_and_numbers_tell_documents_apart(
+    tmp_path_factory, sizes, mode, seq_len, every
+):
+    made = make(tmp_path_factory.mktemp("rows"), sizes, sources=[i // every for i in range(len(sizes))])
+    loader = open_loader(made, mode, seq_len)
+    if loader is None:
+        return
+    document = np.repeat(np.arange(len(sizes)), sizes)
+    for batch in loader.sequential(2):
+        assert (batch.docs is None) == (not mode[1])
+        for line in range(len(batch.input_ids)):
+            inputs, wanted = batch.input_ids[line].numpy() - 10, batch.targets[line].numpy() - 10
+            real = inputs >= 0
+            assert not (np.diff(real.astype(int)) > 0).any()
+            learned = batch.targets[line].numpy() != IGNORE
+            assert (wanted[learned] == inputs[learned] + 1).all()
+            if mode != ("concat", False):
+                assert (document[wanted[learned]] == document[inputs[learned]]).all()
+            if batch.docs is not None:
+                numbers = batch.docs[line].numpy()
+                assert (numbers[~real] == PADDING).all()
+                same = numbers[real][:, None] == numbers[real]
+                assert (same == (document[inputs[real]][:, None] == document[inputs[real]])).all()
+
+
+@given(SIZES, MODES, st.booleans(), st.integers(1, 9), st.sampled_from([1, 2, 4]), st.integers(1, 3), st.integers(0, 9))
+@settings(deadline=None, max_examples=150)
+def test_ranks_parts_and_restarts_give_the_same_batches_in_every_mode(
+    tmp_path_factory, sizes, mode, mixed, batch_rows, world, parts, step
+):
+    if world * parts > batch_rows:
+        batch_rows *= world * parts
+    made = make(tmp_path_factory.mktemp("ranks"), sizes, sources=[i % 3 for i in range(len(sizes))])
+    mixture = {source: 0.5 + source for source in range(3)} if mixed and len(sizes) > 2 else {}
+    try:
+        loaders = [
+            RowLoader(
+                made.store,
+                seq_len=6,
+                seed=5,
+                pad_id=0,
+                batch_rows=batch_rows,
+                layout=mode[0],
+                isolate=mode[1],
+                mixture=mixture,
+            )
+            for _ in range(2)
+        ]
+    except DataError:
+        return
+    whole = loaders[0].batch(step)
+    for earlier in range(step):
+        loaders[1].batch(earlier)
+    pieces = [
+        loaders[1].batch(step, rank=rank, world=world, part=part, parts=parts)
+        for rank in range(world)
+        for part in range(parts)
+    ]
+    assert torch.equal(torch.cat([piece.input_ids for piece in pieces]), whole.input_ids)
+    assert torch.equal(torch.cat([piece.targets for piece in pieces]), whole.targets)
+    if mode[1]:
+        assert torch.equal(torch.cat([piece.docs for piece in pieces]), whole.docs)
+
+
+def test_a_mixture_draws_rows_of_the_sources_in_their_shares(tmp_path):
+    made = make(tmp_path, [9] * 40, sources=[0] * 30 + [2] * 10)
+    loader = open_loader(made, ("pack", True), 8, mixture={0: 1, 2: 3}, batch_rows=40)
+    assert loader.rows_per_epoch == 40
+    assert [quota[:2] for quota in loader.quotas] == [(0, 30), (2, 10)]
+    border = made.edges[30] + 10
+    for step in range(4):
+        firsts = loader.batch(step).input_ids[:, 0]
+        assert int((firsts >= border).sum()) == 30
+        assert Counter(firsts[firsts >= border].tolist()) == dict.fromkeys(range(border, border + 90, 9), 3)
+
+
+def test_cut_rows_of_a_mixture_stay_within_their_source(tmp_path):
+    made = make(tmp_path, [5] * 8, sources=[0] * 3 + [1] * 5)
+    loader = open_loader(made, ("concat", False), 4, mixture={0: 1, 1: 1}, mixture_unit="epochs", batch_rows=10)
+    assert loader.rows_per_epoch == 4 + 6
+    border = made.edges[3] + 10
+    for inputs, wanted in zip(*loader.batch(0)[:2], strict=True):
+        tokens = [*inputs[inputs > 0].tolist(), *wanted[wanted != IGNORE].tolist()]
+        assert max(tokens) < border or min(tokens) >= border
+
+
+@pytest.mark.parametrize(
+    ("mixture", "problem"),
+    [({0: 1}, "nothing of source 1"), ({0: 1, 1: 1, 4: 2}, "source 4 has no training text")],
+)
+def test_a_mixture_that_does_not_fit_the_sources_is_refused(tmp_path, mixture, problem):
+    made = make(tmp_path, [5, 5], sources=[0, 1])
+    with pytest.raises(DataError, match=problem):
+        open_loader_strict(made, mixture)
+
+
+def open_loader_strict(made: Made, mixture: dict[int, float]) -> RowLoader:
+    return RowLoader(made.store, seq_len=4, mixture=mixture, **OPTIONS)
+
+
+def test_a_source_of_share_0_is_left_out(tmp_path):
+    made = make(tmp_path, [5, 5, 5], sources=[0, 1, 1])
+    loader = RowLoader(made.store, seq_len=4, mixture={0: 0, 1: 2}, **OPTIONS)
+    assert min(targets([loader.batch(step) for step in range(9)])) > made.edges[1] + 10
+
+
+def test_documents_of_one_token_have_nothing_to_isolate(tmp_path):
+    made = make(tmp_path, [1, 1, 1])
+    with pytest.raises(DataError, match="no document of two tokens"):
+        RowLoader(made.store, seq_len=4, layout="pack", isolate=True, **OPTIONS)
+
+
+def test_measured_rows_tell_the_source_of_each_target(tmp_path):
+    made = make(tmp_path, [4, 3, 6], sources=[0, 2, 3])
+    loader = open_loader(made, ("concat", False), 5)
+    by_target = {}
+    for batch in loader.sequential(2):
+        real = batch.targets != IGNORE
+        by_target |= dict(zip(batch.targets[real].tolist(), batch.sources[real].tolist(), strict=True))
+    assert by_target == dict(zip(range(11, 23), [0] * 3 + [2] * 3 + [3] * 6, strict=True))
+    assert loader.batch(0).sources is None
+
+
+def test_a_look_at_a_batch_numbers_documents_that_are_not_isolated(tmp_path):
+    made = make(tmp_path, [2, 3, 4])
+    loader = open_loader(made, ("concat", False), 8, batch_rows=1)
+    assert loader.batch(0).docs is None
+    assert loader.bordered(0).docs.tolist() == [[0, 0, 1, 1, 1, 2, 2, 2]]
+
+
+def test_a_packed_isolated_row_is_as_drawn(tmp_path):
+    made = make(tmp_path, [3, 4, 2])
+    batch = open_loader(made, ("pack", True), 8, batch_rows=1).batch(0)
+    assert batch.input_ids.tolist() == [[10, 11, 13, 14, 15, 17, 0, 0]]
+    assert batch.targets.tolist() == [[11, 12, 14, 15, 16, 18, IGNORE, IGNORE]]
+    assert batch.docs.tolist() == [[0, 0, 1, 1, 1, 2, PADDING, PADDING]]
+
+
+def test_a_packed_row_that_is_not_isolated_is_as_drawn(tmp_path):
+    made = make(tmp_path, [3, 3, 2])
+    batch = open_loader(made, ("pack", False), 9, batch_rows=1).batch(0)
+    assert batch.input_ids.tolist() == [[10, 11, 12, 13, 14, 15, 16, 17, 0]]
+    assert batch.targets.tolist() == [[11, 12, IGNORE, 14, 15, IGNORE, 17, IGNORE, IGNORE]]
+    assert batch.docs is None

@@ -16,7 +16,7 @@ from cyberslm import files
 from cyberslm.data import prepare as module
 from cyberslm.data.config import DataConfig
 from cyberslm.data.prepare import Prepared, clean_corpus, open_prepared, prepare, stale
-from cyberslm.data.shards import TokenStore
+from cyberslm.data.store import TokenStore
 from cyberslm.errors import DataError, IntegrityError, StorageError
 from cyberslm.text.tokenizer import SentencePieceTokenizer
 
@@ -333,10 +333,10 @@ def test_a_full_disk_is_a_storage_error_that_leaves_earlier_data_whole(tmp_path,
     before = prepare_bytes(tmp_path / "run/out", byte_tokenizer, hundred)
 
     class FullDisk(module.ShardWriter):
-        def add(self, ids, *, text_bytes):
+        def add(self, ids, **facts):
             if self.num_documents == 50:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            super().add(ids, text_bytes=text_bytes)
+            super().add(ids, **facts)
 
     monkeypatch.setattr(module, "ShardWriter", FullDisk)
     with pytest.raises(StorageError, match="No space left on device"):

@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cyberslm.data.shards import HEADER, MAGIC, VERSION, ShardHeader, ShardWriter, TokenStore, read_header, token_bytes
+from cyberslm.data.shards import (
+    HEADER,
+    MAGIC,
+    RECORD,
+    VERSION,
+    Place,
+    ShardHeader,
+    ShardWriter,
+    read_header,
+    token_bytes,
+)
+from cyberslm.data.store import TokenStore
 from cyberslm.errors import DataError, InputError, IntegrityError
 
 SHA = "ab" * 32
@@ -54,10 +65,47 @@ def test_the_layout_of_a_shard_is_as_documented(tmp_path):
     write(tmp_path, [[1, 2], [3]])
     raw = (tmp_path / "train-00000.tokens").read_bytes()
     assert HEADER.size == 128
-    assert HEADER.unpack(raw[:128]) == (MAGIC, VERSION, 2, 300, 3, 2, 3, bytes.fromhex(SHA))
+    assert HEADER.unpack(raw[:128]) == (MAGIC, VERSION, 2, 300, 3, 2, 3, bytes.fromhex(SHA), 0)
     assert raw[128:134] == b"\1\0\2\0\3\0"
     assert raw[134:136] == b"\0\0"
-    assert np.frombuffer(raw[136:], "<u8").tolist() == [2, 3]
+    assert np.frombuffer(raw[136:152], "<u8").tolist() == [2, 3]
+    assert np.frombuffer(raw[152:], "<u4").tolist() == [0, 0, 2, 0, 0, 0, 0, 0, 1, 0, 0, 0]
+
+
+def test_each_document_is_kept_with_its_place_and_what_of_it_is_trained(tmp_path):
+    places = [Place(0, 0, 7), Place(2, 5, 1 << 40), Place(2, (1 << 32) - 1, 3, 8)]
+    masks = [None, np.array([False, True, True] * 5), np.array([True])]
+    with ShardWriter(tmp_path, "train", vocab_size=300, tokenizer_sha256=SHA) as writer:
+        for place, mask, size in zip(places, masks, (2, 15, 1), strict=True):
+            writer.add(np.arange(size), text_bytes=size, place=place, trained=mask)
+    raw = (tmp_path / "train-00000.tokens").read_bytes()
+    assert HEADER.unpack(raw[:128])[-1] == 3
+    assert raw[-3:] == bytes([0b11011011, 0b10110110, 0b11])  # two tokens, (no, yes, yes) five times, one token
+    store = open_store(tmp_path)
+    assert [store.place(index) for index in range(3)] == places
+    assert store.masked
+    assert store.trained(0, 18).tolist() == [True, True, *masks[1].tolist(), True]
+
+
+def test_a_mask_that_leaves_nothing_out_takes_no_room(tmp_path):
+    with ShardWriter(tmp_path, "train", vocab_size=300, tokenizer_sha256=SHA) as writer:
+        writer.add(np.arange(4), text_bytes=4, trained=np.ones(4, bool))
+    assert not open_store(tmp_path).masked
+
+
+def test_a_mask_of_another_length_is_refused(tmp_path):
+    writer = ShardWriter(tmp_path, "train", vocab_size=300, tokenizer_sha256=SHA)
+    with pytest.raises(InputError, match="mask of 3 does not fit a document of 4"):
+        writer.add(np.arange(4), text_bytes=4, trained=np.ones(3, bool))
+
+
+def test_sources_come_in_their_order(tmp_path):
+    """A source is a range of documents: what reads them counts on it."""
+    writer = ShardWriter(tmp_path, "train", vocab_size=300, tokenizer_sha256=SHA, shard_tokens=1)
+    with writer:
+        writer.add(np.arange(4), text_bytes=4, place=Place(1, 0, 1))
+        with pytest.raises(InputError, match="in the order of their sources"):
+            writer.add(np.arange(4), text_bytes=4, place=Place(0, 1, 1))
 
 
 @pytest.mark.parametrize(("vocab", "width"), [(65_535, 2), (65_536, 2), (65_537, 4), (70_000, 4)])
@@ -99,8 +147,18 @@ def test_tokens_beyond_4_gib_are_read_right(tmp_path):
         stream.write(np.array([7, 8, 9], "<u2").tobytes())
         stream.seek(header.ends_offset)
         stream.write(np.array([header.num_tokens - 2, header.num_tokens], "<u8").tobytes())
+        stream.write(np.array([(1, 9, 0, 0, 0), (2, 9, 0, 3, 0)], RECORD).tobytes())
+        mask_bytes = header.num_tokens // 8
+        stream.seek(mask_bytes - 1, 1)
+        stream.write(b"\xa0")
+        stream.seek(0)
+        stream.write(header._replace(mask_bytes=mask_bytes).pack())
     assert path.stat().st_size > 5_000_000_000
     store = open_store(tmp_path)
+    assert store.trained(header.num_tokens - 4, header.num_tokens).tolist() == [False, True, False, True]
+    assert store.document_at(header.num_tokens - 3) == 0
+    assert store.place(store.document_at(header.num_tokens - 2)) == Place(0, 3, 2)
+    assert store.starts_within(1, header.num_tokens).tolist() == [header.num_tokens - 2]
     assert store.slice(header.num_tokens - 4, header.num_tokens).tolist() == [0, 7, 8, 9]
     assert store.document_bounds(1) == (header.num_tokens - 2, header.num_tokens)
 
@@ -115,7 +173,7 @@ def damage(folder: Path, offset: int, data: bytes) -> None:
     ("offset", "data", "problem"),
     [
         (0, b"X", "not a finished token shard"),
-        (8, b"\2", "format version 2"),
+        (8, b"\1", "format version 1, this program reads 2"),
         (12, b"\4", "says 4 bytes a token"),
         (16, b"\0\0\2", "says 2 bytes a token, but a vocabulary of 131072 takes 4"),
         (24, b"\4", "bytes, its header asks for|documents end at"),
@@ -124,6 +182,7 @@ def damage(folder: Path, offset: int, data: bytes) -> None:
         (32, b"\0", "says 0 documents"),
         (32, b"\xff" * 8, "documents and"),
         (48, b"\0", "was written with tokenizer 00abab"),
+        (80, b"\2", "bytes of mask"),
         (144, b"\4", "documents end at 4, not 3"),
     ],
 )

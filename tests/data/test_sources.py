@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cyberslm.data.clean.duplicates import is_held_out
 from cyberslm.data.config import DataConfig
 from cyberslm.data.counts import Counts
 from cyberslm.data.inputs import find_inputs, hash_file
 from cyberslm.data.readers.streams import CHUNK
-from cyberslm.data.sources import Document, is_validation, read_documents
+from cyberslm.data.sources import Document, copy_digest, read_documents
 from cyberslm.errors import ConfigError, DataError
 
 
@@ -287,13 +288,18 @@ def test_any_text_survives_json_lines(tmp_path_factory, strings):
 def test_copies_that_differ_in_line_ends_or_outer_blanks_fall_on_one_side():
     texts_ = [f"document {i}\nbody {i}" for i in range(300)]
     for text in texts_:
-        sides = {is_validation(copy, 0.3) for copy in (text, text + " \n", "\t" + text, text.replace("\n", "\r\n"))}
+        sides = {
+            is_held_out(copy_digest(copy), 0.3)
+            for copy in (text, text + " \n", "\t" + text, text.replace("\n", "\r\n"))
+        }
         assert len(sides) == 1
 
 
 def test_the_share_held_out_is_near_the_fraction_and_grows_with_it():
     texts_ = [f"document {i}" for i in range(4000)]
-    held = [{text for text in texts_ if is_validation(text, fraction)} for fraction in (0.0, 0.05, 0.5, 0.999999)]
+    held = [
+        {text for text in texts_ if is_held_out(copy_digest(text), fraction)} for fraction in (0.0, 0.05, 0.5, 0.999999)
+    ]
     assert held[0] == set()
     assert 140 <= len(held[1]) <= 260
     assert 1850 <= len(held[2]) <= 2150
@@ -302,7 +308,7 @@ def test_the_share_held_out_is_near_the_fraction_and_grows_with_it():
 
 def test_the_split_of_a_text_never_changes():
     """A change here would move documents between the splits of every earlier run."""
-    assert [i for i in range(60) if is_validation(f"document {i}", 0.1)] == [21, 22, 51, 55, 59]
+    assert [i for i in range(60) if is_held_out(copy_digest(f"document {i}"), 0.1)] == [21, 22, 51, 55, 59]
 
 
 # Settings

@@ -337,7 +337,7 @@ def test_damaged_shards_are_found_when_a_run_goes_on(make_run: MakeRun) -> None:
 def scripted_scores(monkeypatch: pytest.MonkeyPatch, *losses: float) -> None:
     """Validations at steps 5, 10, 15 and 20 give these losses."""
     left = list(losses)
-    monkeypatch.setattr("cyberslm.recipes.hooks.measure", lambda *_: Score(left.pop(0), 1, 1))
+    monkeypatch.setattr("cyberslm.recipes.hooks.measure", lambda *_, **__: Score(left.pop(0), 1, 1))
 
 
 def test_damaged_best_checkpoint_gives_way_to_the_next(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:

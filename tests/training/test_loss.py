@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import oracles
 import pytest
 import torch
 
-from cyberslm.data.loader import IGNORE, Batch
+from cyberslm.data.loader import IGNORE, Batch, RowLoader
+from cyberslm.data.shards import ShardWriter
+from cyberslm.data.store import TokenStore
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.model import CyberSLM
 from cyberslm.training.loss import measure, next_token_loss
@@ -71,3 +76,68 @@ def test_score_counts_nats_tokens_and_bytes() -> None:
     assert score.bits_per_byte == pytest.approx(score.loss_sum / math.log(2) / score.num_bytes)
     assert score.perplexity == pytest.approx(math.exp(score.loss))
     assert model.training
+
+
+DOCUMENTS = [[2, 7, 9, 3], [2, 30, 31, 32, 33, 3], [2, 5, 3], [2, *range(4, 30), 3], [2, 8, 3], [2, *range(9, 24), 3]]
+
+
+@pytest.mark.parametrize(("layout", "seq_len"), [("pack", 32), ("concat", 64)])
+@pytest.mark.parametrize("bos", [True, False])
+def test_isolated_rows_cost_what_their_documents_cost_alone(
+    tmp_path: Path, layout: str, seq_len: int, bos: bool
+) -> None:
+    """G29 (trl#784): packed documents saw each other, counted positions on and predicted across the border."""
+    documents = [ids if bos else ids[1:] for ids in DOCUMENTS]
+    with ShardWriter(tmp_path, "train", vocab_size=40, tokenizer_sha256="00" * 32) as writer:
+        for ids in documents:
+            writer.add(np.array(ids), text_bytes=1)
+    store = TokenStore.open(tmp_path, "train", tokenizer_sha256="00" * 32, vocab_size=40)
+    loader = RowLoader(store, seq_len=seq_len, batch_rows=1, seed=0, pad_id=0, layout=layout, isolate=True)
+    models = [CyberSLM(replace(CONFIG, max_seq_len=64), seed=1) for _ in range(2)]
+    together = [next_token_loss(models[0], each) for each in loader.sequential(3)]
+    alone = [next_token_loss(models[1], Batch(torch.tensor([ids[:-1]]), torch.tensor([ids[1:]]))) for ids in documents]
+    assert loader.rows_per_epoch < len(documents)
+    for outputs in (together, alone):
+        sum(output.loss_sum for output in outputs).backward()
+    assert sum(int(o.num_tokens) for o in together) == sum(int(o.num_tokens) for o in alone)
+    assert sum(o.loss_sum.item() for o in together) == pytest.approx(sum(o.loss_sum.item() for o in alone), abs=1e-4)
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_a_document_does_not_feel_what_is_packed_beside_it() -> None:
+    model = CyberSLM(CONFIG, seed=1).eval()
+    docs = torch.tensor([[0] * 6 + [1] * 10])
+    ids = torch.randint(4, 40, (1, 16), generator=torch.Generator().manual_seed(0))
+    other = ids.clone()
+    other[0, :6] = 5
+    targets = ids.masked_fill(docs == 0, IGNORE)
+    losses = [next_token_loss(model, Batch(each, targets, docs)).loss_sum.item() for each in (ids, other)]
+    assert losses[0] == losses[1]
+    assert losses[0] != next_token_loss(model, Batch(ids, targets)).loss_sum.item()
+
+
+def test_parts_of_the_sources_add_up_to_the_same_total() -> None:
+    model, lengths = CyberSLM(CONFIG, seed=1), torch.arange(40) % 5
+    batches = [batch(seed=seed) for seed in range(3)]
+    owners = torch.tensor([0, 4, 4])[:, None].expand(3, 16).clone()
+    owners[1, :5] = 0
+    marked = [
+        batches[0]._replace(sources=torch.zeros(3, 16, dtype=torch.int64)),
+        batches[1]._replace(sources=owners),
+        batches[2]._replace(sources=torch.full((3, 16), 4)),
+    ]
+    plain, score = measure(model, batches, lengths), measure(model, marked, lengths, name=lambda n: f"source {n}")
+    assert (score.loss_sum, score.num_tokens, score.num_bytes) == (plain.loss_sum, plain.num_tokens, plain.num_bytes)
+    assert plain.by_source == {}
+    assert set(score.by_source) == {"source 0", "source 4"}
+    for number in (0, 4):
+        part = score.by_source[f"source {number}"]
+        targets = [each.targets.masked_fill(each.sources != number, IGNORE) for each in marked]
+        sums = [
+            oracles.cross_entropy(model(each.input_ids), wanted) for each, wanted in zip(marked, targets, strict=True)
+        ]
+        assert part.num_tokens == sum(count for _, count in sums)
+        assert part.loss_sum == pytest.approx(sum(total for total, _ in sums), rel=1e-5)
+        assert part.num_bytes == sum(int(lengths[wanted[wanted != IGNORE]].sum()) for wanted in targets)
+    assert sum(part.num_tokens for part in score.by_source.values()) == score.num_tokens

@@ -22,13 +22,16 @@ from cyberslm.data.clean.config import ExactDuplicatesConfig, NearDuplicatesConf
 from cyberslm.data.clean.entry import Entry, Group, Note, Outcome
 from cyberslm.data.clean.sketch import Sketcher
 from cyberslm.data.clean.units import KEY_BYTES, Looker, Unit, Units
-from cyberslm.data.sources import HASH_SPAN
 
+HASH_SPAN = 1 << 64
 _NO_SKETCH = -1
 
 
 def is_held_out(key: bytes, fraction: float) -> bool:
-    """Whether the texts of a group are on the validation side; for a text alone it is ``sources.is_validation``."""
+    """Whether a group is on the validation side: its key as a share of the range lies below ``fraction``.
+
+    A text alone has the start of its ``sources.copy_digest`` as key, so only its content decides.
+    """
     return int.from_bytes(key[:8], "big") < int(fraction * HASH_SPAN)
 
 

@@ -21,7 +21,7 @@ from cyberslm.data.clean.duplicates import is_held_out
 from cyberslm.data.clean.entry import Entry
 from cyberslm.data.clean.pipeline import Cleaned, Pipeline
 from cyberslm.data.clean.words import CATALOGUE, IDENTIFIER, NAME, PLAIN, TOKEN, kind
-from cyberslm.data.sources import copy_digest, is_validation
+from cyberslm.data.sources import copy_digest
 from cyberslm.errors import ConfigError, StorageError
 
 
@@ -227,7 +227,7 @@ def test_a_text_without_copies_splits_as_it_does_without_cleaning(tmp_path: Path
     texts = [prose(rng, vocabulary(rng), 30) for _ in range(50)]
     for pipeline in (near(tmp_path), Pipeline([], scratch=tmp_path)):
         for each in run(pipeline, entries_of(texts)):
-            assert is_held_out(each.group.key, 0.4) == is_validation(each.entry.text, 0.4)
+            assert is_held_out(each.group.key, 0.4) == is_held_out(copy_digest(each.entry.text), 0.4)
             assert each.group.key == copy_digest(each.entry.text)[:16]
 
 

@@ -11,9 +11,9 @@ from packed import tar_of, zip_of
 from reading import documents_and_counts
 
 from cyberslm.data.config import DataConfig
-from cyberslm.data.corpus import Corpus
 from cyberslm.data.counts import Counts
 from cyberslm.data.inputs import InputFile, find_inputs
+from cyberslm.data.prepare import clean_corpus
 from cyberslm.data.sources import read_documents
 from cyberslm.errors import DataError
 
@@ -51,7 +51,7 @@ def test_files_read_in_worker_processes_give_what_one_process_reads(tmp_path, co
 
 
 def test_a_file_that_cannot_be_read_is_an_error_or_a_counted_skip(tmp_path, monkeypatch):
-    from cyberslm.data import corpus as module
+    from cyberslm.data import parts as module
 
     for name in ("a.txt", "b.txt", "c.txt"):
         (tmp_path / name).write_text(f"text of {name}")
@@ -63,14 +63,15 @@ def test_a_file_that_cannot_be_read_is_an_error_or_a_counted_skip(tmp_path, monk
         return hash_file(file)
 
     monkeypatch.setattr(module, "hash_file", refuse)
-    with pytest.raises(DataError, match="Permission denied"):
-        Corpus(DataConfig(sources=(str(tmp_path),)), lambda *_: None)
+    refused = clean_corpus(DataConfig(sources=(str(tmp_path),)), tmp_path)
+    with pytest.raises(DataError, match="Permission denied"), refused:
+        pass
     config = DataConfig(sources=(str(tmp_path),), on_bad_input="skip", validation_fraction=0.0)
-    corpus = Corpus(config, lambda *_: None)
-    counts = corpus.new_counts()
-    assert [piece.text for piece in corpus.pieces(counts, "tokens")] == ["text of a.txt", "text of c.txt"]
+    with clean_corpus(config, tmp_path) as corpus:
+        counts = corpus.new_counts()
+        assert [piece.text for piece in corpus.pieces(counts, "tokens")] == ["text of a.txt", "text of c.txt"]
     assert counts["data.sources[0]"].skipped == {"unreadable": 1}
-    assert [facts["sha256"] is None for facts in corpus.file_facts()] == [False, True, False]
+    assert [facts["sha256"] is None for facts in corpus.file_facts] == [False, True, False]
 
 
 def test_a_folder_of_every_format_is_read_in_path_order(tmp_path, compress):
