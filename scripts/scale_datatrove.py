@@ -8,7 +8,8 @@
 The engine's tasks share out what `cyberslm data prepare` would have its workers do, and call the same functions; its
 executors for Slurm and Ray take the list that `pipeline` returns as well. Steps up to the first that must know the
 whole corpus are done here; OUT/prepare.yaml asks for the rest, over files whose names keep the documents in their
-order. So the shards are those that one machine makes of my.yaml alone.
+order. So the tokens are those that one machine makes of my.yaml alone; they are traced to lines of OUT/documents, which
+name the place that they came from.
 
     OUT/documents/SOURCE/PART-TASK.jsonl     text, source, name and line of each document that is left
     OUT/findings/00000.jsonl                 places of what was redacted, by task; never values
@@ -43,8 +44,7 @@ from cyberslm.data.clean.entry import Entry
 from cyberslm.data.config import DataConfig
 from cyberslm.data.corpus import make_pipeline, settings_of
 from cyberslm.data.counts import Counts
-from cyberslm.data.inputs import hash_file
-from cyberslm.data.parts import entries, find_files, make_tasks
+from cyberslm.data.parts import entries, find_files, hash_or_skip, make_tasks
 from cyberslm.data.redact.config import load_key
 from cyberslm.data.redact.redactor import Redactor
 from cyberslm.data.redact.report import finding_lines
@@ -78,7 +78,10 @@ class ReadSources(PipelineStep):
                     continue
                 counts = Counts()
                 for file in part.files:
-                    facts.write(json.dumps({"source": file.key, "path": file.name, "sha256": hash_file(file)}) + "\n")
+                    sha256 = hash_or_skip(file, self.config, counts)
+                    facts.write(json.dumps({"source": file.key, "path": file.name, "sha256": sha256}) + "\n")
+                    if sha256 is None:
+                        continue
                     for entry in entries(file, self.config, counts):
                         yield to_document(entry, f"part-{part.number:06d}")
                 for reason, number in counts.skipped.items():

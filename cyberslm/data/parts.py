@@ -124,7 +124,7 @@ class PartMaker:
         for file in task.files:
             counts = meta.counts.setdefault(file.key, Counts())
             facts = {"source": file.key, "path": file.name, "size": file.size, "mtime_ns": file.mtime_ns}
-            meta.files.append(facts | {"sha256": self._hash(file, counts)})
+            meta.files.append(facts | {"sha256": hash_or_skip(file, self.config, counts)})
             if meta.files[-1]["sha256"] is None:
                 continue
             for entry in entries(file, self.config, counts):
@@ -136,15 +136,16 @@ class PartMaker:
                         entry = entry._replace(text=redacted.text)
                 yield Spooled(entry)
 
-    def _hash(self, file: InputFile, counts: Counts) -> str | None:
-        """SHA-256 of the file's bytes; None for one that can't be read and may be skipped."""
-        try:
-            return hash_file(file)
-        except DataError:
-            if self.config.on_bad_input == "error":
-                raise
-        counts.skip("unreadable", file.name)
-        return None
+
+def hash_or_skip(file: InputFile, config: DataConfig, counts: Counts) -> str | None:
+    """SHA-256 of a file's bytes; None, which is counted, for one that can't be read and may be skipped."""
+    try:
+        return hash_file(file)
+    except DataError:
+        if config.on_bad_input == "error":
+            raise
+    counts.skip("unreadable", file.name)
+    return None
 
 
 def entries(file: InputFile, config: DataConfig, counts: Counts) -> Iterator[Entry]:

@@ -107,7 +107,7 @@ def _table(title: str, unit: str, found: Mapping[str, list[float]]) -> None:
     for name, values in found.items():
         middle = statistics.median(values)
         print(
-            f"| {name} | {middle:,.2f} | {min(values):,.2f} to {max(values):,.2f} | {middle / base:.3f} |", flush=True
+            f"| {name} | {middle:,.2f} | {min(values):,.2f} to {max(values):,.2f} | {middle / base:.3g} |", flush=True
         )
 
 
