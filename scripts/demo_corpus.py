@@ -218,27 +218,29 @@ SOURCES = (
 )
 
 
-def pinned(folder: Path) -> dict[str, tuple[str, str, Path | None]]:
+def pinned(folder: Path, pins: Path | None = None) -> dict[str, tuple[str, str, Path | None]]:
     """Package -> version, SHA-256 and the wheel in ``folder``, if there; ``Stop`` at one with the wrong content."""
+    pins = pins or PINS
     found: dict[str, tuple[str, str, Path | None]] = {}
     line = re.compile(r"^([\w.-]+)==(\S+) +--hash=sha256:([0-9a-f]{64})$", re.M)
-    for package, version, expected in line.findall(PINS.read_text(encoding="utf-8")):
+    for package, version, expected in line.findall(pins.read_text(encoding="utf-8")):
         found[package] = (version, expected, None)
-        for path in folder.glob(f"{package}-{version}-*.whl"):
+        for path in folder.glob(f"{package.replace('-', '_')}-{version}-*.whl"):
             if (actual := sha256(path)) != expected:
-                raise Stop(f"{path}: SHA-256 is {actual}, {PINS.name} wants {expected}; remove the file, find out why")
+                raise Stop(f"{path}: SHA-256 is {actual}, {pins.name} wants {expected}; remove the file, find out why")
             found[package] = (version, expected, path)
     return found
 
 
-def fetch(folder: Path) -> str:
+def fetch(folder: Path, pins: Path | None = None) -> str:
     """Have pip bring what is missing. Returns why no registry can be reached, or ""; ``Stop`` if it fails otherwise."""
-    if all(path for *_, path in pinned(folder).values()):
+    pins = pins or PINS
+    if all(path for *_, path in pinned(folder, pins).values()):
         return ""
     if importlib.util.find_spec("pip") is None:
         return "this Python has no pip to fetch with"
-    print(f"fetching the wheels of {PINS.name} (30 MB) into {folder}", flush=True)
-    command = [sys.executable, *PIP.split(), "-r", str(PINS), "-d", str(folder)]
+    print(f"fetching the wheels of {pins.name} into {folder}", flush=True)
+    command = [sys.executable, *PIP.split(), "-r", str(pins), "-d", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
     if done.returncode == 0:

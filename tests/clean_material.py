@@ -116,6 +116,11 @@ def kept_by_default(rng: random.Random) -> dict[str, str]:
         "certificate in prose": prose(rng, words, 250) + "\n" + base64.b64encode(rng.randbytes(600)).decode(),
         "nop sled": "shellcode = '" + "A" * 100 + "' + payload\n" + prose(rng, words, 60),
         "chinese": "".join(chr(rng.randint(0x4E00, 0x5FFF)) for _ in range(600)),
+        "chinese with links": "".join(
+            "".join(chr(rng.randint(0x4E00, 0x5FFF)) for _ in range(30)) + f" https://a{at}.example/p kernel patch\n"
+            for at in range(25)
+        ),
+        "names of functions": "wcstoimax, wcstoumax \\- convert a wide string\n" + "see wcstol and wcstoimax , \n" * 20,
         "polish": (
             "wszystkie systemy wymagaja natychmiastowej aktualizacji poniewaz przestepcy wykorzystuja znane bledy "
             "bezpieczenstwa aby przejac kontrole nad serwerami oraz stacjami roboczymi uzytkownikow "

@@ -27,7 +27,6 @@ from cyberslm.errors import DataError
 
 TASK_BYTES = 1 << 24
 TASK_FILES = 1000
-RECORDS = frozenset({"jsonl", "json", "csv", "tsv", "parquet"})
 
 
 class Task(NamedTuple):
@@ -125,7 +124,7 @@ class PartMaker:
         for file in task.files:
             counts = meta.counts.setdefault(file.key, Counts())
             facts = {"source": file.key, "path": file.name, "size": file.size, "mtime_ns": file.mtime_ns}
-            meta.files.append(facts | {"sha256": self._hash(file, counts)})
+            meta.files.append(facts | {"sha256": hash_or_skip(file, self.config, counts)})
             if meta.files[-1]["sha256"] is None:
                 continue
             for entry in entries(file, self.config, counts):
@@ -133,19 +132,20 @@ class PartMaker:
                     redacted = self.redactor.redact(entry.text)
                     meta.redaction.add(redacted)
                     if redacted.findings:
-                        write_finds(finding_lines(redacted, entry.name, line=entry.line))
+                        write_finds(finding_lines(redacted, entry.name, line=entry.line, record=entry.record))
                         entry = entry._replace(text=redacted.text)
                 yield Spooled(entry)
 
-    def _hash(self, file: InputFile, counts: Counts) -> str | None:
-        """SHA-256 of the file's bytes; None for one that can't be read and may be skipped."""
-        try:
-            return hash_file(file)
-        except DataError:
-            if self.config.on_bad_input == "error":
-                raise
-        counts.skip("unreadable", file.name)
-        return None
+
+def hash_or_skip(file: InputFile, config: DataConfig, counts: Counts) -> str | None:
+    """SHA-256 of a file's bytes; None, which is counted, for one that can't be read and may be skipped."""
+    try:
+        return hash_file(file)
+    except DataError:
+        if config.on_bad_input == "error":
+            raise
+    counts.skip("unreadable", file.name)
+    return None
 
 
 def entries(file: InputFile, config: DataConfig, counts: Counts) -> Iterator[Entry]:
@@ -153,7 +153,7 @@ def entries(file: InputFile, config: DataConfig, counts: Counts) -> Iterator[Ent
     own = len(printable(file.path))
     for document in read_documents(file, config, counts):
         name = file.name + document.source[own:]
-        record = named_format(name.rpartition("!")[2]) in RECORDS
+        record = named_format(name.rpartition("!")[2]) not in ("text", None)
         yield Entry(document.text, file.key, name, document.line, record=record)
 
 

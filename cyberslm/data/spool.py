@@ -28,17 +28,25 @@ class Spooled(NamedTuple):
     group: Group | None = None
 
 
-def write_spool(path: Path, documents: Iterable[Spooled], keys: Sequence[str]) -> None:
-    """Write documents in their order; ``keys`` lists every source key in use."""
+def write_spool(path: Path, documents: Iterable[Spooled], keys: Sequence[str]) -> tuple[str, ...]:
+    """Write documents in their order; returns the source keys to read them with: ``keys``, then others that they have.
+
+    At most 65,536 keys.
+    """
     places = {key: place for place, key in enumerate(keys)}
+
+    def place_of(key: str) -> int:
+        return places.setdefault(key, len(places))
+
     with path.open("xb") as stream:
         for entry, group in documents:
             name, text = entry.name.encode(), entry.text.encode()
             flags, number, source = RECORD * entry.record, b"", 0
             if group is not None:
-                flags, number, source = flags | GROUPED | NEAR * group.near, group.key, places[group.source]
-            head = HEAD.pack(len(name), len(text), entry.line, flags, places[entry.source], source, number)
+                flags, number, source = flags | GROUPED | NEAR * group.near, group.key, place_of(group.source)
+            head = HEAD.pack(len(name), len(text), entry.line, flags, place_of(entry.source), source, number)
             stream.writelines((head, name, text))
+    return tuple(places)
 
 
 def read_spool(path: Path, keys: Sequence[str]) -> Iterator[Spooled]:

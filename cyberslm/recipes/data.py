@@ -242,10 +242,12 @@ def _report_lines(report: Mapping[str, Any], cleaning: str) -> Iterator[str]:
             yield f"data: left alone as redacted already: {found} (see data.redact.private_blocks)"
     yield from cleaning.splitlines()
     for name, found in report["duplicates"].items():
-        yield (
-            f"data: {name}: {found['clusters']:,} groups of copies, the largest of {found['largest_cluster']:,};"
+        near = (
+            f"; {found['clusters']:,} groups of near copies, the largest of {found['largest_cluster']:,};"
             f" {found['template_pairs']:,} pairs of one template kept apart"
         )
+        looked = f"data: {name}: {found['distinct']:,} of {found['texts']:,} texts are distinct"
+        yield looked + (near if name.startswith("near_duplicates") else "")
 
 
 def _stages(say: Say) -> Callable[[str, int, int], None]:

@@ -85,16 +85,15 @@ class SentencePieceTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text, ``<bos>`` first when the tokenizer adds it; lone surrogates count as U+FFFD."""
         prefix = [self.bos_id] if add_special_tokens and self.add_bos else []
-        return self._encode([text], prefix, [], num_threads=1)[0]
+        ids: list[int] = self._encode([text], prefix, [], num_threads=1)[0].tolist()
+        return ids
 
     def encode_documents(self, texts: Sequence[str], *, num_threads: int = 1) -> list[np.ndarray]:
         """Ids of each text between ``<bos>`` (when added) and ``<eos>``: uint16, or uint32 beyond 65,536 pieces."""
         if isinstance(texts, str) or num_threads < 1:
             raise TokenizerError(f"encode_documents needs a list of texts and 1 or more threads, not {num_threads}")
-        dtype = id_dtype(self.vocab_size)
         prefix = [self.bos_id] if self.add_bos else []
-        encoded = self._encode(texts, prefix, [self.eos_id], num_threads=num_threads)
-        return [np.array(ids, dtype=dtype) for ids in encoded]
+        return self._encode(texts, prefix, [self.eos_id], num_threads=num_threads)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids: control ids give nothing, bytes that are not UTF-8 give U+FFFD. Raises TokenizerError."""
@@ -120,19 +119,18 @@ class SentencePieceTokenizer:
         twin = hf.twin_files(self._read, add_bos=self.add_bos)
         save_files(folder, {hf.MODEL_FILE: self._model, **{name: text.encode() for name, text in twin.items()}})
 
-    def _encode(self, texts: Sequence[str], first: list[int], last: list[int], *, num_threads: int) -> list[list[int]]:
+    def _encode(self, texts: Sequence[str], first: list[int], last: list[int], *, num_threads: int) -> list[np.ndarray]:
+        """Arrays, as lists of ids would be made one number after the other while all threads but one wait."""
         parts_of = [self._parts(text) for text in texts]
         flat = [part for parts in parts_of for part in parts if part not in self._symbols]
         threads = num_threads if len(flat) > 1 else 1
-        encoded = iter(self._processor.encode(flat, out_type=int, num_threads=threads) if flat else ())
+        encoded = iter(self._processor.encode(flat, return_type="numpy", num_threads=threads) if flat else ())
+        dtype = id_dtype(self.vocab_size)
         documents = []
         for parts in parts_of:
-            ids = first.copy()
-            for part in parts:
-                symbol = self._symbols.get(part)
-                ids += next(encoded) if symbol is None else [symbol]
-            ids += last
-            documents.append(ids)
+            ids = [[self._symbols[part]] if part in self._symbols else next(encoded) for part in parts]
+            # Each id is below vocab_size and so fits.
+            documents.append(np.concatenate([first, *ids, last], dtype=dtype, casting="unsafe"))
         return documents
 
     def _parts(self, text: str) -> list[str]:

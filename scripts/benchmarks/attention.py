@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from harness import main, seconds
+from harness import Group, main, seconds
 
 from cyberslm.checkpoint.hf import disk_name, hf_config
 from cyberslm.data.loader import Batch
@@ -68,14 +68,15 @@ def attention(documents: int) -> float:
 
 main(
     {
-        f"forward + backward, 33.5 M, {ROWS} x {TOKENS}, fp32": {
-            "transformers Llama, SDPA": llama,
-            "cyberslm": ours,
-        },
-        f"attention forward + backward, {ROWS} x 6 heads x {PACKED_TOKENS} x 64, fp32": {
-            "plain causal": lambda: attention(0),
-            **{f"{count} documents a row": lambda count=count: attention(count) for count in (1, 4, 16, 64)},
-        },
+        f"forward + backward, 33.5 M, {ROWS} x {TOKENS}, fp32": Group(
+            {"transformers Llama, SDPA": llama, "cyberslm": ours}
+        ),
+        f"attention forward + backward, {ROWS} x 6 heads x {PACKED_TOKENS} x 64, fp32": Group(
+            {
+                "plain causal": lambda: attention(0),
+                **{f"{count} documents a row": lambda count=count: attention(count) for count in (1, 4, 16, 64)},
+            }
+        ),
     },
     packages=("torch", "transformers"),
 )

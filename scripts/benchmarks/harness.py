@@ -1,7 +1,8 @@
 """Contenders measured in turn, each in a process of its own, round after round; medians and ratios as a table.
 
 A contender is a function that measures one figure and returns it. Run with ``--only NAME`` a script measures that one
-and prints it as JSON, which is how the parent process calls itself.
+and prints it as JSON, which is how the parent process calls itself. What all contenders need, such as a text, is made
+once, before the first round, in a temporary folder that they find by ``material``.
 """
 
 from __future__ import annotations
@@ -13,11 +14,28 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+MATERIAL = "CYBERSLM_BENCH_MATERIAL"
 
 Contender = Callable[[], float]
+
+
+class Group(NamedTuple):
+    """Contenders whose figures have one unit; the first is what ratios refer to."""
+
+    contenders: Mapping[str, Contender]
+    unit: str = "ms"
+
+
+def material() -> Path:
+    """The folder that ``make_material`` of `main` has filled."""
+    return Path(os.environ[MATERIAL])
 
 
 def seconds(work: Callable[[], object], *, warm_up: int, repeats: int) -> float:
@@ -31,11 +49,17 @@ def seconds(work: Callable[[], object], *, warm_up: int, repeats: int) -> float:
     return statistics.median(taken)
 
 
-def main(groups: Mapping[str, Mapping[str, Contender]], *, packages: tuple[str, ...]) -> None:
-    """``groups``: title -> contender -> function giving milliseconds; the first of a group is what ratios refer to."""
+def main(
+    groups: Mapping[str, Group],
+    *,
+    packages: tuple[str, ...],
+    make_material: Callable[[Path], object] | None = None,
+) -> None:
+    """Measure every group, or those whose titles begin as ``--group`` says; prints what ``make_material`` returns."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2, help="threads of torch")
+    parser.add_argument("--group", default="", help="beginnings of the titles to measure, with commas between")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.only is not None:
@@ -43,7 +67,7 @@ def main(groups: Mapping[str, Mapping[str, Contender]], *, packages: tuple[str, 
 
         torch.set_num_threads(arguments.threads)
         title, _, name = arguments.only.partition("|")
-        json.dump(groups[title][name](), sys.stdout)
+        json.dump(groups[title].contenders[name](), sys.stdout)
         return
     versions = ", ".join(f"{package} {version(package)}" for package in packages)
     print(
@@ -51,12 +75,22 @@ def main(groups: Mapping[str, Mapping[str, Contender]], *, packages: tuple[str, 
         end=" ",
     )
     print(f"{versions}; medians of {arguments.rounds} interleaved rounds, load {os.getloadavg()[0]:.1f} at the start")
-    for title, contenders in groups.items():
-        found: dict[str, list[float]] = {name: [] for name in contenders}
-        for _ in range(arguments.rounds):
-            for name in contenders:
-                found[name].append(_measure(title, name, arguments.threads))
-        _table(title, found)
+    with tempfile.TemporaryDirectory() as folder:
+        if make_material is not None:
+            os.environ[MATERIAL] = folder
+            print(make_material(Path(folder)))
+        for title, group in groups.items():
+            if title.startswith(tuple(arguments.group.split(","))):
+                _table(title, group.unit, _rounds(title, group, arguments.rounds, arguments.threads))
+    print(f"\nload {os.getloadavg()[0]:.1f} at the end")
+
+
+def _rounds(title: str, group: Group, rounds: int, threads: int) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {name: [] for name in group.contenders}
+    for _ in range(rounds):
+        for name in group.contenders:
+            found[name].append(_measure(title, name, threads))
+    return found
 
 
 def _measure(title: str, name: str, threads: int) -> float:
@@ -67,12 +101,14 @@ def _measure(title: str, name: str, threads: int) -> float:
     return float(json.loads(done.stdout.splitlines()[-1]))
 
 
-def _table(title: str, found: Mapping[str, list[float]]) -> None:
+def _table(title: str, unit: str, found: Mapping[str, list[float]]) -> None:
     base = statistics.median(next(iter(found.values())))
-    print(f"\n| {title} | ms | lowest to highest | time, first = 1 |\n|---|---|---|---|")
+    print(f"\n| {title} | {unit} | lowest to highest | first = 1 |\n|---|---|---|---|", flush=True)
     for name, values in found.items():
         middle = statistics.median(values)
-        print(f"| {name} | {middle:,.1f} | {min(values):,.1f} to {max(values):,.1f} | {middle / base:.2f} |")
+        print(
+            f"| {name} | {middle:,.2f} | {min(values):,.2f} to {max(values):,.2f} | {middle / base:.3g} |", flush=True
+        )
 
 
 def _processor() -> str:

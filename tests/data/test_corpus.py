@@ -92,6 +92,25 @@ def test_what_reaches_the_shards_is_redacted_and_cleaned(tmp_path, folder, key_f
     assert any(reason.startswith("exact_duplicates: ") for reason in skipped)
 
 
+def test_a_find_in_a_record_or_page_names_the_line_of_the_file(tmp_path, key_file, byte_tokenizer):
+    """The lines of a record's text were added to its own line, which named another record."""
+    records = [{"text": f"nothing here, number {number}"} for number in range(5)]
+    records[2]["text"] = f"one\ntwo\nthree {SECRET} and so on"
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (tmp_path / "b.txt").write_text(f"one\ntwo {SECRET}\n")
+    config = DataConfig(
+        sources=(str(tmp_path / "a.jsonl"), str(tmp_path / "b.txt")),
+        validation_fraction=0,
+        redact=RedactConfig(key_file=str(key_file)),
+    )
+    prepared = made(config, tmp_path / "out", byte_tokenizer)
+    found = map(json.loads, (prepared.folder / "report" / "redactions.jsonl").read_text().splitlines())
+    assert [(each["file"], each["line"], each.get("text_line")) for each in found] == [
+        ("a.jsonl", 3, 3),
+        ("b.txt", 2, None),
+    ]
+
+
 def test_the_report_tells_places_and_digests_and_no_value(tmp_path, folder, key_file, byte_tokenizer):
     prepared = made(settings(folder, key_file), tmp_path / "out", byte_tokenizer)
     report = prepared.folder / "report"

@@ -20,6 +20,7 @@ from cyberslm.errors import ConfigError
 MAX_SHINGLE_WORDS = 16
 MAX_PERMUTATIONS = 1024
 MAX_WINDOW = 1000
+CORPUS_WIDE = frozenset({"boilerplate", "exact_duplicates", "near_duplicates"})
 
 Tripwire = Literal[
     "bidi control", "invisible character", "hidden tag text", "mixed alphabets", "instruction to a model"
@@ -85,7 +86,7 @@ class QualityConfig:
     max_repeated_words: float = 0.95
     """Largest share of runs of 5 words that stood before in the document; under 100 words it is not judged."""
     max_keyboard: float = 0.35
-    """Largest share of lower-case Latin words with 4 consonants in a row; under 20 such words it is not judged."""
+    """Largest share of different lower-case Latin words with 4 consonants in a row; under 20 it is not judged."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -236,6 +237,11 @@ class StepConfig:
     @property
     def settings(self) -> Any:
         return getattr(self, self.name)
+
+    @property
+    def corpus_wide(self) -> bool:
+        """Whether the step must see every document before it can judge one."""
+        return self.name in CORPUS_WIDE
 
 
 def _at_least(name: str, value: int, low: int) -> None:

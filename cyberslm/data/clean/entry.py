@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 class Entry(NamedTuple):
     """A text and its place: the key of its source, the printable name of its file and the line where it begins.
 
-    ``record`` says that the text is one record on one line (JSON lines, tables), so that its own lines are not lines of
-    the file.
+    ``record`` says that the text was taken out of a record, page or mail, so that its own lines are not lines of the
+    file.
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""A list of steps over a corpus: one surveying pass for each corpus-wide step, then one pass that cleans.
+"""A list of steps over a corpus: a pass that surveys for each corpus-wide step, and a last one.
 
     pipeline = Pipeline(steps, scratch=folder, sources=keys)
     pipeline.survey(documents, workers=n)                # passes only if there are corpus-wide steps
@@ -6,14 +6,16 @@
         ...
     print(table(pipeline.counts))
 
-``documents`` starts a pass over the entries, the same ones each time. A survey sees what the steps before it have left.
-The result depends on the entries alone: not on their order, not on the number of workers or on how they are batched.
+``documents`` starts a pass over the entries, the same ones each time. A survey sees what the steps before it have left,
+and that is kept on disk for the pass after it, so each step is applied to a document once. The result depends on the
+entries alone: not on their order, not on the number of workers or on how they are batched.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +30,7 @@ from cyberslm.data.clean.quality import QualityStep
 from cyberslm.data.clean.texts import LengthStep, UnicodeStep
 from cyberslm.data.clean.tripwires import TripwireStep
 from cyberslm.data.sources import copy_digest
+from cyberslm.data.spool import Spooled, read_spool, write_spool
 from cyberslm.data.workers import map_ordered
 from cyberslm.errors import InputError
 
@@ -45,18 +48,32 @@ class Cleaned(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    cleaned: list[Cleaned]
+    """What steps left of some documents, what they counted, and what a looker saw in each that is left.
+
+    After a looker alone, which changes nothing, the texts stay where they came from.
+    """
+
+    left: list[Spooled]
     counts: Counts
+    found: list[Any]
 
 
 @dataclass(frozen=True)
-class _Chain:
-    """Named steps in a row; what is sent to the workers."""
+class _Pass:
+    """Named steps in a row, then a survey's looker; what is sent to the workers."""
 
     steps: tuple[tuple[str, Step], ...]
+    look: Callable[[Entry], Any] | None = None
 
-    def clean(self, entry: Entry, counts: Counts) -> Cleaned | None:
-        group: Group | None = None
+    def __call__(self, documents: list[Spooled]) -> _Batch:
+        counts: Counts = {}
+        left = [each for each in (self._clean(*document, counts) for document in documents) if each is not None]
+        found = [self.look(entry) for entry, _ in left] if self.look is not None else []
+        if not self.steps and self.look is not None:
+            left = [Spooled(entry._replace(text="")) for entry, _ in left]
+        return _Batch(left, counts, found)
+
+    def _clean(self, entry: Entry, group: Group | None, counts: Counts) -> Spooled | None:
         for name, step in self.steps:
             outcome = step.apply(entry)
             counts.setdefault((entry.source, name), StepCounts()).add(entry, outcome)
@@ -64,32 +81,15 @@ class _Chain:
                 return None
             group = _coarser(group, outcome)
             entry = entry._replace(text=outcome.text)
-        return Cleaned(entry, group or Group(copy_digest(entry.text)[:16], entry.source))
-
-    def __call__(self, entries: list[Entry]) -> _Batch:
-        counts: Counts = {}
-        cleaned = [self.clean(entry, counts) for entry in entries]
-        return _Batch([each for each in cleaned if each is not None], counts)
-
-
-@dataclass(frozen=True)
-class _Look:
-    """The steps before a survey and its looker."""
-
-    chain: _Chain
-    look: Callable[[Entry], Any]
-
-    def __call__(self, entries: list[Entry]) -> list[tuple[Entry, Any]]:
-        """Entries come back without their text, which ``add`` doesn't need."""
-        left = (self.chain.clean(entry, {}) for entry in entries)
-        return [(each.entry._replace(text=""), self.look(each.entry)) for each in left if each is not None]
+        return Spooled(entry, group)
 
 
 class Pipeline:
     """Steps made from their settings.
 
-    ``scratch`` is a folder for temporary files of hashes. ``sources`` lists source keys, those whose copies are kept
-    first. ``evaluation`` reads the files of ``contamination.against``. Raises ConfigError where an extra is missing.
+    ``scratch`` is a folder for temporary files: hashes, and with corpus-wide steps after others the texts between them;
+    the caller removes it. ``sources`` lists source keys, those whose copies are kept first. ``evaluation`` reads the
+    files of ``contamination.against``. Raises ConfigError where an extra is missing.
     """
 
     def __init__(
@@ -101,53 +101,76 @@ class Pipeline:
         evaluation: Callable[[Sequence[str]], Iterable[Entry]] | None = None,
     ) -> None:
         self.counts: Counts = {}
+        self.duplicates: dict[str, DuplicateReport] = {}
+        """What each de-duplication step found, by its name; filled by ``survey``."""
         self._names = _names(steps)
-        self._ready: list[Step] = []
-        self._planned: deque[Step | Survey] = deque(
-            _make(step, scratch=scratch, sources=sources, evaluation=evaluation) for step in steps
-        )
-
-    @property
-    def duplicates(self) -> Mapping[str, DuplicateReport]:
-        """What each de-duplication step found, by its name."""
-        pairs = zip(self._names, self._ready, strict=False)
-        return {name: step.report for name, step in pairs if isinstance(step, Deduplication)}
+        self._scratch = scratch
+        self._keys = tuple(sources)
+        self._left: Path | None = None
+        self._counted: Counts = {}
+        self._waiting: list[tuple[str, Step]] = []
+        made = [_make(step, scratch=scratch, sources=sources, evaluation=evaluation) for step in steps]
+        self._planned: deque[tuple[str, Step | Survey]] = deque(zip(self._names, made, strict=True))
 
     def survey(self, documents: Documents, *, workers: int = 1) -> None:
         """Run the passes of the corpus-wide steps; to be called once, before ``run``."""
         while self._planned:
-            planned = self._planned.popleft()
-            if not isinstance(planned, Survey):
-                self._ready.append(planned)
-                continue
-            looking = _Look(self._chain(), planned.looker())
-            for batch in map_ordered(looking, batches(documents()), workers=workers):
-                for entry, found in batch:
-                    planned.add(entry, found)
-            self._ready.append(planned.finish())
+            name, planned = self._planned.popleft()
+            if isinstance(planned, Survey):
+                self._look(planned, documents, workers)
+                planned = planned.finish()
+            if isinstance(planned, Deduplication):
+                self.duplicates[name] = planned.report
+            self._waiting.append((name, planned))
 
     def run(self, documents: Documents, *, workers: int = 1) -> Iterator[Cleaned]:
-        """What the steps leave; afterwards ``counts`` are those of this pass. Raises InputError before ``survey``."""
+        """What the steps leave; afterwards ``counts`` are those of all passes. Raises InputError before ``survey``."""
         if self._planned:
             raise InputError("call survey before run: the corpus-wide steps don't know the corpus yet")
         counts: Counts = {}
-        for batch in map_ordered(self._chain(), batches(documents()), workers=workers):
+        merge(counts, self._counted)
+        for batch in self._batches(_Pass(tuple(self._waiting)), documents, workers):
             merge(counts, batch.counts)
-            yield from batch.cleaned
+            for entry, group in batch.left:
+                yield Cleaned(entry, group or Group(copy_digest(entry.text)[:16], entry.source))
         at = {name: index for index, name in enumerate(self._names)}
         self.counts = {key: counts[key] for key in sorted(counts, key=lambda key: (at[key[1]], key[0]))}
 
-    def _chain(self) -> _Chain:
-        return _Chain(tuple(zip(self._names, self._ready, strict=False)))
+    def _look(self, survey: Survey, documents: Documents, workers: int) -> None:
+        """Apply the steps that wait, show the survey what they leave, and keep that if it is not what there was."""
+
+        def left() -> Iterator[Spooled]:
+            for batch in self._batches(_Pass(tuple(self._waiting), survey.looker()), documents, workers):
+                merge(self._counted, batch.counts)
+                for each, found in zip(batch.left, batch.found, strict=True):
+                    survey.add(each.entry._replace(text=""), found)
+                yield from batch.left
+
+        if not self._waiting:
+            deque(left(), maxlen=0)
+            return
+        target = Path(tempfile.mkdtemp(prefix="pass-", dir=self._scratch)) / "left.docs"
+        keys = write_spool(target, left(), self._keys)
+        if self._left is not None:
+            self._left.unlink()
+        self._left, self._keys = target, keys
+        self._waiting.clear()
+
+    def _batches(self, work: _Pass, documents: Documents, workers: int) -> Iterator[_Batch]:
+        if self._left is not None:
+            given: Iterable[Spooled] = read_spool(self._left, self._keys)
+        else:
+            given = map(Spooled, documents())
+        return map_ordered(work, batches(given), workers=workers)
 
 
-def batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """Entries in lists of about a million characters."""
-    batch: list[Entry] = []
+def batches(documents: Iterable[Spooled]) -> Iterator[list[Spooled]]:
+    """Documents in lists of about a million characters."""
+    batch: list[Spooled] = []
     size = 0
-    for entry in entries:
-        batch.append(entry)
-        size += len(entry.text)
+    for document in documents:
+        batch.append(document)
+        size += len(document.entry.text)
         if size >= BATCH_CHARACTERS or len(batch) >= BATCH_ENTRIES:
             yield batch
             batch, size = [], 0

@@ -106,7 +106,7 @@ def _repeated_words(sample: Sample) -> float:
 
 
 def _keyboard(sample: Sample) -> float:
-    words = [match[0] for match in _LOWER_WORD.finditer(sample.text)]
+    words = {match[0] for match in _LOWER_WORD.finditer(sample.text)}
     if len(words) < _MIN_KEYBOARD:
         return 0.0
     return sum(_CONSONANTS.search(word) is not None for word in words) / len(words)

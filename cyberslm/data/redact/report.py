@@ -60,9 +60,14 @@ class RedactionReport:
         yield from (digest + "\n" for digest in sorted(self.digests))
 
 
-def finding_lines(redacted: Redacted, source: str, *, line: int = 1) -> Iterator[str]:
-    """A JSON line for each find of a document that begins at ``line`` of ``source``."""
+def finding_lines(redacted: Redacted, source: str, *, line: int = 1, record: bool = False) -> Iterator[str]:
+    """A JSON line for each find of a document that begins at ``line`` of ``source``.
+
+    The lines of a ``record``'s text are not lines of the file; they are told apart, as ``text_line``.
+    """
     for finding in redacted.findings:
-        place = {"file": source, "line": line + finding.line - 1}
+        place: dict[str, object] = {"file": source, "line": line + finding.line - 1}
+        if record:
+            place |= {"line": line, "text_line": finding.line}
         what = {"class": finding.cls, "kind": finding.kind, "digest": finding.digest}
         yield json.dumps(place | what, ensure_ascii=True) + "\n"

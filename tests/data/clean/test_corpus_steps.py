@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 from clean_material import prose, run, vocabulary
@@ -27,8 +28,10 @@ from cyberslm.data.clean.config import (
 )
 from cyberslm.data.clean.contamination import ContaminationStep, index_evaluation
 from cyberslm.data.clean.counts import StepCounts, table
-from cyberslm.data.clean.entry import Entry, Outcome
-from cyberslm.data.clean.pipeline import Cleaned, Pipeline
+from cyberslm.data.clean.entry import Entry, Outcome, Survey
+from cyberslm.data.clean.pipeline import Cleaned, Pipeline, _make
+from cyberslm.data.clean.quality import QualityStep
+from cyberslm.data.clean.texts import LengthStep
 from cyberslm.data.workers import map_ordered
 from cyberslm.errors import ConfigError, CyberSLMError, DataError, InputError
 
@@ -371,6 +374,51 @@ def test_every_step_can_go_to_a_worker_process(tmp_path: Path) -> None:
         pipeline = Pipeline(steps, scratch=tmp_path, evaluation=lambda paths: [Entry(QUESTION, "e", "e")])
         results.append((run(pipeline, entries, workers=workers), pipeline.counts, pipeline.duplicates))
     assert results[0] == results[1]
+
+
+def test_each_step_is_applied_to_a_document_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every survey used to apply the steps before it again, which took most of the time of a long list."""
+    applied: Counter[str] = Counter()
+    for kind in (LengthStep, QualityStep):
+        real = kind.apply
+
+        def counted(self, entry: Entry, *, real=real, name=kind.__name__) -> Outcome:
+            applied[name] += 1
+            return real(self, entry)
+
+        monkeypatch.setattr(kind, "apply", counted)
+    steps = [
+        StepConfig(exact_duplicates=ExactDuplicatesConfig()),
+        StepConfig(length=LengthConfig()),
+        StepConfig(boilerplate=BoilerplateConfig()),
+        StepConfig(quality=QualityConfig()),
+        StepConfig(near_duplicates=NearDuplicatesConfig()),
+    ]
+    entries = files([f"{HEADER}\n{body}" for body in bodies(40)] + ["short"] * 3)
+    pipeline = Pipeline(steps, scratch=tmp_path)
+    cleaned = run(pipeline, entries)
+    assert applied == {"LengthStep": 41, "QualityStep": 40}
+    assert len(cleaned) == 40
+    seen = {name: counts.documents for (_, name), counts in pipeline.counts.items()}
+    assert seen == {"exact_duplicates": 43, "length": 41, "boilerplate": 40, "quality": 40, "near_duplicates": 40}
+
+
+def test_running_twice_gives_the_same_counts(tmp_path: Path) -> None:
+    steps = [StepConfig(length=LengthConfig()), StepConfig(exact_duplicates=ExactDuplicatesConfig())]
+    entries, pipeline = files([*bodies(5), "short"]), Pipeline(steps, scratch=tmp_path)
+    pipeline.survey(lambda: entries)
+    found = [(list(pipeline.run(lambda: entries)), pipeline.counts) for _ in range(2)]
+    assert found[0] == found[1]
+    assert found[0][1]["data.sources[0]", "length"].dropped.total() == 1
+
+
+@pytest.mark.parametrize("step", [field.name for field in fields(StepConfig)])
+def test_the_settings_know_which_steps_need_the_whole_corpus(step: str, tmp_path: Path) -> None:
+    against = {"against": ("e",)} if step == "contamination" else {}
+    (kind,) = [hint for hint in get_args(get_type_hints(StepConfig)[step]) if hint is not type(None)]
+    config = StepConfig(**{step: kind(**against)})
+    made = _make(config, scratch=tmp_path, sources=(), evaluation=lambda _: [Entry(QUESTION, "e", "e")])
+    assert config.corpus_wide == isinstance(made, Survey)
 
 
 def _fails(item: int) -> int:
