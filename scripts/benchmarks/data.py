@@ -283,7 +283,8 @@ if __name__ == "__main__":  # worker processes import this file
             ),
             "redaction, 1 process": Group({"all classes": redaction}, unit="MB/s"),
             "near-duplicates": Group(
-                {"1 worker": partial(near_duplicates, 1), "2 workers": partial(near_duplicates, 2)}, unit="MB/min"
+                {"1 worker": partial(near_duplicates, 1), "2 workers, with starting them": partial(near_duplicates, 2)},
+                unit="MB/min",
             ),
             f"rows of a step, {ROWS} x {TOKENS}": Group(
                 {"training step, 2.6 M": training_step, "reading its rows": rows}
