@@ -643,3 +643,17 @@ def test_folder_of_ours_with_a_damaged_manifest_can_be_replaced(tmp_path):
     manifest.write_bytes(manifest.read_bytes()[:-5])
     files.publish(tmp_path / "m", lambda staging: {"kind": "y"}, replace=True)
     assert files.verify(tmp_path / "m")["kind"] == "y"
+
+
+def test_scratch_of_a_live_process_is_not_swept_and_ends_with_its_block(tmp_path: Path) -> None:
+    """One process removed the temporary files that another was reading."""
+    with files.scratch(tmp_path) as one, files.scratch(tmp_path) as other:
+        assert one != other
+        (one / "x").write_text("x")
+        code = "import sys; from cyberslm import files; print(len(files.sweep(sys.argv[1])))"
+        done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "0"
+        assert (one / "x").exists()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / ".scratch-1.cyberslm-partial").mkdir()
+    assert len(files.sweep(tmp_path)) == 1

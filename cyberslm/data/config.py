@@ -92,6 +92,7 @@ class DataConfig:
             if not low <= value <= high:
                 raise ConfigError(f"{name} is {value}; it must be {low:,} to {high:,}")
         self._check_records()
+        self._check_steps()
         for source, amount in self.mixture.items():
             self._check_mixture(source, amount)
         if self.mixture and not any(self.mixture.values()):
@@ -127,6 +128,21 @@ class DataConfig:
             raise ConfigError(f"mixture names source {source}; data.sources has 0 to {len(self.sources) - 1}")
         if not (math.isfinite(amount) and 0 <= amount <= MAX_MIXTURE):
             raise ConfigError(f"mixture gives source {source} {amount}; it must be from 0 to {MAX_MIXTURE:.0f}")
+
+    def _check_steps(self) -> None:
+        grouped = late = ""
+        for at, step in enumerate(self.steps, 1):
+            name = f"{step.name} (entry {at})"
+            if grouped and step.changes_texts:
+                late = late or f"{name} changes texts after {grouped}"
+            if step.groups_texts:
+                grouped = name
+                late = "" if step.near_duplicates is not None else late
+        if late:
+            raise ConfigError(
+                f"steps: {late} has told which are copies, so that equal texts could stand on both sides of the split;"
+                " move it before that, or look for near_duplicates after it"
+            )
 
     def shaping(self) -> dict[str, object]:
         """The settings, paths apart, that change which tokens are written and where they go."""

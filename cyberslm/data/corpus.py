@@ -25,9 +25,9 @@ from cyberslm.data.config import DataConfig
 from cyberslm.data.counts import Counts
 from cyberslm.data.inputs import find_inputs, hash_file
 from cyberslm.data.parts import Files, Part, PartMaker, entries, make_tasks, read_meta
-from cyberslm.data.redact.config import RedactionKey, load_key
+from cyberslm.data.redact.config import load_key
 from cyberslm.data.redact.redactor import Redactor
-from cyberslm.data.redact.report import RedactionReport
+from cyberslm.data.redact.report import RedactionReport, finding_lines
 from cyberslm.data.sources import copy_digest
 from cyberslm.data.spool import Spooled, read_spool, write_spool
 from cyberslm.data.workers import map_ordered
@@ -59,7 +59,8 @@ class Reading(NamedTuple):
 
     parts: tuple[Part, ...]
     passed_over: Mapping[str, Counter[str]]
-    lasting_key: bool
+    redactor: Redactor | None = None
+    lasting_key: bool = True
     """Pseudonyms and digests can be compared with those of other runs."""
 
 
@@ -67,8 +68,8 @@ def read_parts(
     config: DataConfig, files: Files, folder: Path, progress: Progress, *, slices: tuple[int, int] = (1, 1)
 ) -> Reading:
     """Make the parts of slice i of n in ``folder``. Raises DataError for what can't be read."""
-    key = load_key(config.redact) if config.redact is not None else None
-    maker = PartMaker(config, _redactor(config, key), folder, files.keys)
+    redactor, lasting = make_redactor(config)
+    maker = PartMaker(config, redactor, folder, files.keys)
     number, count = slices
     tasks = [task for task in make_tasks(files.files) if task.number % count == number - 1]
     total = sum(file.size for task in tasks for file in task.files)
@@ -78,7 +79,7 @@ def read_parts(
         parts.append(part)
         done += sum(file.size for file in task.files)
         progress("read", done, total)
-    return Reading(tuple(parts), files.passed_over, lasting_key=key is None or key.lasting)
+    return Reading(tuple(parts), files.passed_over, redactor, lasting)
 
 
 class Corpus:
@@ -93,7 +94,9 @@ class Corpus:
         self.duplicates: Mapping[str, DuplicateReport] = {}
         self.file_facts: list[dict[str, object]] = []
         """One plain record for each file that was read."""
-        self.parts = reading.parts
+        self.finds = [part.finds for part in reading.parts]
+        """JSON lines of what was redacted, in the order of the documents."""
+        self._redactor = reading.redactor
         self._progress = progress
         self._read = {key: Counts(skipped=reasons.copy()) for key, reasons in reading.passed_over.items()}
         for part in reading.parts:
@@ -177,7 +180,8 @@ class Corpus:
             )
 
     def _clean(self, scratch: Path) -> None:
-        raw, pipeline = self._spools, make_pipeline(self.config.steps, self.config, scratch=scratch, keys=self.keys)
+        raw, redactor = self._spools, self._redactor
+        pipeline = make_pipeline(self.config.steps, self.config, scratch=scratch, keys=self.keys, redactor=redactor)
         total = sum(spool.stat().st_size for spool in raw)
         workers = num_workers(self.config, total)
 
@@ -190,11 +194,24 @@ class Corpus:
 
         pipeline.survey(start, workers=workers)
         cleaned: Iterable[Cleaned] = pipeline.run(start, workers=workers)
+        if redactor is not None and any(step.unicode is not None and step.changes_texts for step in self.config.steps):
+            cleaned = self._redacted_again(cleaned, redactor, scratch / "unveiled.finds")
         target = scratch / "cleaned.docs"
         write_spool(target, (Spooled(*each) for each in cleaned), self.keys)
         for spool in raw:
             spool.unlink()
         self._spools, self.steps, self.duplicates = [target], pipeline.counts, pipeline.duplicates
+
+    def _redacted_again(self, cleaned: Iterable[Cleaned], redactor: Redactor, finds: Path) -> Iterator[Cleaned]:
+        """Mended and normalised characters may show what was hidden when the texts were redacted first."""
+        self.finds.append(finds)
+        with finds.open("x", encoding="utf-8", newline="\n") as stream:
+            for entry, group in cleaned:
+                redacted = redactor.redact(entry.text)
+                if redacted.findings:
+                    self.redaction.add(redacted)
+                    stream.writelines(finding_lines(redacted, entry.name, line=entry.line, record=entry.record))
+                yield Cleaned(entry._replace(text=redacted.text), group)
 
     def _documents(self, spools: Iterable[Path]) -> Iterator[Spooled]:
         for spool in spools:
@@ -209,12 +226,20 @@ class Corpus:
         return "validation" if is_held_out(group, self.config.validation_fraction) else "train"
 
 
-def make_pipeline(steps: Sequence[StepConfig], config: DataConfig, *, scratch: Path, keys: Sequence[str]) -> Pipeline:
-    """The cleaning steps; evaluation files are read as the sources are."""
+def make_pipeline(
+    steps: Sequence[StepConfig],
+    config: DataConfig,
+    *,
+    scratch: Path,
+    keys: Sequence[str],
+    redactor: Redactor | None = None,
+) -> Pipeline:
+    """The cleaning steps; evaluation files are read and redacted as the sources are, so that they look the same."""
 
     def evaluation(paths: Sequence[str]) -> Iterator[Entry]:
         for file in find_inputs(paths, key="data.steps.contamination.against").files:
-            yield from entries(file, config, Counts())
+            for entry in entries(file, config, Counts()):
+                yield entry if redactor is None else entry._replace(text=redactor.redact(entry.text).text)
 
     return Pipeline(steps, scratch=scratch, sources=keys, evaluation=evaluation)
 
@@ -241,7 +266,7 @@ def settings_of(config: DataConfig) -> dict[str, object]:
     against = [path for step in config.steps if step.contamination for path in step.contamination.against]
     if against:
         found = find_inputs(against, key="data.steps.contamination.against").files
-        settings["steps.against"] = {file.name: hash_file(file) for file in found}
+        settings["steps.against"] = {f"{file.key} {file.name}": hash_file(file) for file in found}
     return settings
 
 
@@ -256,5 +281,9 @@ def report_of(corpus: Corpus) -> dict[str, object]:
     }
 
 
-def _redactor(config: DataConfig, key: RedactionKey | None) -> Redactor | None:
-    return None if config.redact is None or key is None else Redactor(config.redact, key)
+def make_redactor(config: DataConfig) -> tuple[Redactor | None, bool]:
+    """The redactor of a configuration, if it has one, and whether its key lasts beyond this preparation."""
+    if config.redact is None:
+        return None, True
+    key = load_key(config.redact)
+    return Redactor(config.redact, key), key.lasting

@@ -83,8 +83,8 @@ def hash_file(file: InputFile) -> str:
 
 
 def printable(path: Path) -> str:
-    """A path as text that every terminal and JSON file can hold, the same under every locale."""
-    return printable_text(os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace"))
+    """A path as text that every terminal and JSON file can hold, the same under every locale; no two look alike."""
+    return printable_text(os.fsencode(path.as_posix()).replace(b"\\", rb"\\").decode("utf-8", "backslashreplace"))
 
 
 @contextmanager

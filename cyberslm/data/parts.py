@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cyberslm.data.blocks import cut_again, joined
 from cyberslm.data.clean.entry import Entry
 from cyberslm.data.config import DataConfig
 from cyberslm.data.counts import Counts
@@ -127,14 +128,25 @@ class PartMaker:
             meta.files.append(facts | {"sha256": hash_or_skip(file, self.config, counts)})
             if meta.files[-1]["sha256"] is None:
                 continue
-            for entry in entries(file, self.config, counts):
-                if self.redactor is not None:
-                    redacted = self.redactor.redact(entry.text)
-                    meta.redaction.add(redacted)
-                    if redacted.findings:
-                        write_finds(finding_lines(redacted, entry.name, line=entry.line, record=entry.record))
-                        entry = entry._replace(text=redacted.text)
-                yield Spooled(entry)
+            found = self._redacted(entries(file, self.config, counts), meta.redaction, write_finds)
+            yield from (Spooled(entry._replace(number=number)) for number, entry in enumerate(found))
+
+    def _redacted(self, found: Iterator[Entry], report: RedactionReport, write_finds: Any) -> Iterator[Entry]:
+        """Redacted before texts are cut into lines or paragraphs, for a secret may run over several."""
+        if self.redactor is None:
+            yield from found
+            return
+        unit = self.config.txt_unit
+        blocks = found if unit == "file" else joined(found, self.config.max_document_bytes)
+        for block in blocks:
+            redacted = self.redactor.redact(block.text)
+            report.add(redacted)
+            if redacted.findings:
+                write_finds(finding_lines(redacted, block.name, line=block.line, record=block.record))
+            if unit == "file" or block.record:
+                yield block._replace(text=redacted.text)
+            else:
+                yield from cut_again(block, redacted, unit)
 
 
 def hash_or_skip(file: InputFile, config: DataConfig, counts: Counts) -> str | None:

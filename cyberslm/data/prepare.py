@@ -43,7 +43,7 @@ from cyberslm.data.shards import INPUTS_FILE, MIN_TOKENS, PREPARE_AGAIN, SUFFIX,
 from cyberslm.data.slices import merged_reading
 from cyberslm.data.store import TokenStore
 from cyberslm.errors import DataError, IntegrityError, StorageError
-from cyberslm.files import publish, read_manifest, sha256_file
+from cyberslm.files import publish, read_manifest, scratch, sha256_file
 from cyberslm.text.tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = "cyberslm-prepared-data/2"
@@ -104,8 +104,8 @@ def prepare(
     found = _found(config, slices)
 
     def fill(staging: Path) -> Mapping[str, object]:
-        with scratch_folder(staging) as scratch:
-            corpus = Corpus(config, _reading(config, found, slices, scratch, progress), scratch, progress)
+        with scratch(staging) as folder:
+            corpus = Corpus(config, _reading(config, found, slices, folder, progress), folder, progress)
             tokenizer = tokenizer_for(corpus.training_texts)
             counts = _write_shards(corpus, tokenizer, staging)
             _write_report(corpus, staging / REPORT_FOLDER)
@@ -129,19 +129,8 @@ def prepare(
 def clean_corpus(config: DataConfig, folder: Path, progress: Progress = silent) -> Iterator[Corpus]:
     """Read and clean for a look at the result or for its texts, in scratch files below ``folder``."""
     found = _found(config)
-    with scratch_folder(folder) as scratch:
-        yield Corpus(config, _reading(config, found, (), scratch, progress), scratch, progress)
-
-
-@contextmanager
-def scratch_folder(folder: Path) -> Iterator[Path]:
-    """A folder for temporary files in ``folder``; a killed process leaves it to be swept."""
-    scratch = folder / ".scratch.cyberslm-partial"
-    scratch.mkdir()
-    try:
-        yield scratch
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with scratch(folder) as inside:
+        yield Corpus(config, _reading(config, found, (), inside, progress), inside, progress)
 
 
 def _found(config: DataConfig, slices: Sequence[Path] = ()) -> Files:
@@ -170,8 +159,8 @@ def _write_report(corpus: Corpus, folder: Path) -> None:
         (folder / "cleaning.txt").write_text(table(corpus.steps), encoding="utf-8")
     if corpus.config.redact is not None:
         with (folder / "redactions.jsonl").open("wb") as stream:
-            for part in corpus.parts:
-                with part.finds.open("rb") as finds:
+            for path in corpus.finds:
+                with path.open("rb") as finds:
                     shutil.copyfileobj(finds, stream)
         (folder / "digests.txt").write_text("".join(corpus.redaction.digest_lines()), encoding="utf-8")
 

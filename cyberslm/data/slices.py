@@ -6,13 +6,16 @@ knows the settings it was made with; a merge takes exactly the n slices of one c
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cyberslm.data.config import DataConfig
-from cyberslm.data.corpus import Progress, Reading, read_parts, settings_of
+from cyberslm.data.corpus import Progress, Reading, make_redactor, read_parts, settings_of
+from cyberslm.data.inputs import InputFile
 from cyberslm.data.parts import Part, find_files, make_tasks
 from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.files import publish, verify
@@ -40,6 +43,7 @@ def prepare_slice(config: DataConfig, target: Path, *, number: int, count: int, 
             "slice": [number, count],
             "settings": settings_of(config),
             "num_parts": sum(1 for _ in make_tasks(found.files)),
+            "files_sha256": _digest(found.files),
             "passed_over": {key: dict(reasons) for key, reasons in found.passed_over.items()},
         }
 
@@ -56,15 +60,21 @@ def merged_reading(config: DataConfig, slices: Sequence[Path], scratch: Path) ->
             raise IntegrityError(f"{folder} is no slice of prepared data")
         if manifest["settings"] != wanted:
             raise IntegrityError(f"{folder} was made with other settings, redaction key or evaluation files")
-        if (manifest["num_parts"], manifest["passed_over"]) != (first["num_parts"], first["passed_over"]):
+        if any(manifest[name] != first[name] for name in ("num_parts", "files_sha256", "passed_over")):
             raise IntegrityError(f"{folder} was made from another list of files than {slices[0]}")
     given = sorted(tuple(manifest["slice"]) for manifest in manifests.values())
     if given != [(number, count) for number in range(1, count + 1)]:
         listed = ", ".join(f"{number}/{of}" for number, of in given)
-        raise IntegrityError(f"the slices given are {listed}: give each of 1/n to n/n once")
+        raise IntegrityError(f"the slices in {slices[0].parent} are {listed}: give each of 1/n to n/n once")
     for folder in slices:
         for path in folder.glob("part-*"):
             shutil.copyfile(path, scratch / path.name)
     parts = tuple(Part(scratch, number) for number in range(first["num_parts"]))
     passed_over = {key: Counter(reasons) for key, reasons in first["passed_over"].items()}
-    return Reading(parts, passed_over, lasting_key=True)
+    return Reading(parts, passed_over, make_redactor(config)[0])
+
+
+def _digest(found: Sequence[InputFile]) -> str:
+    """SHA-256 of the list of files, in their order and with their sizes."""
+    listed = json.dumps([(file.key, file.name, file.size) for file in found])
+    return hashlib.sha256(listed.encode()).hexdigest()

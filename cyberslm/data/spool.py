@@ -15,7 +15,7 @@ from typing import BinaryIO, NamedTuple
 from cyberslm.data.clean.entry import Entry, Group
 from cyberslm.errors import IntegrityError
 
-HEAD = struct.Struct("<IQQBHH16s")
+HEAD = struct.Struct("<IQQQBHH16s")
 RECORD, NEAR, GROUPED = 1, 2, 4
 MAX_NAME_BYTES = 1 << 20
 MAX_TEXT_BYTES = 1 << 32
@@ -41,10 +41,11 @@ def write_spool(path: Path, documents: Iterable[Spooled], keys: Sequence[str]) -
     with path.open("xb") as stream:
         for entry, group in documents:
             name, text = entry.name.encode(), entry.text.encode()
-            flags, number, source = RECORD * entry.record, b"", 0
+            flags, group_key, source = RECORD * entry.record, b"", 0
             if group is not None:
-                flags, number, source = flags | GROUPED | NEAR * group.near, group.key, place_of(group.source)
-            head = HEAD.pack(len(name), len(text), entry.line, flags, place_of(entry.source), source, number)
+                flags, group_key, source = flags | GROUPED | NEAR * group.near, group.key, place_of(group.source)
+            sizes = len(name), len(text), entry.line, entry.number
+            head = HEAD.pack(*sizes, flags, place_of(entry.source), source, group_key)
             stream.writelines((head, name, text))
     return tuple(places)
 
@@ -55,12 +56,12 @@ def read_spool(path: Path, keys: Sequence[str]) -> Iterator[Spooled]:
         while head := stream.read(HEAD.size):
             if len(head) < HEAD.size:
                 raise IntegrityError(f"{path} is cut off: prepare the data again")
-            name_bytes, text_bytes, line, flags, key, source, number = HEAD.unpack(head)
+            name_bytes, text_bytes, line, number, flags, key, source, group_key = HEAD.unpack(head)
             if max(key, source) >= len(keys) or name_bytes > MAX_NAME_BYTES or text_bytes > MAX_TEXT_BYTES:
                 raise IntegrityError(f"{path} is damaged or was made with other sources: prepare the data again")
             name, text = _text(stream, name_bytes, path), _text(stream, text_bytes, path)
-            entry = Entry(text, keys[key], name, line, record=bool(flags & RECORD))
-            group = Group(number, keys[source], near=bool(flags & NEAR)) if flags & GROUPED else None
+            entry = Entry(text, keys[key], name, line, record=bool(flags & RECORD), number=number)
+            group = Group(group_key, keys[source], near=bool(flags & NEAR)) if flags & GROUPED else None
             yield Spooled(entry, group)
 
 

@@ -8,10 +8,16 @@ hold tables of many megabytes.
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
+
+from cyberslm.errors import DataError
 
 AHEAD = 3
 
@@ -28,7 +34,8 @@ def map_ordered(function: Callable[[Item], Result], items: Iterable[Item], *, wo
         yield from map(function, items)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_install, initargs=(function,)) as pool:
+    initargs = function, os.getpid()
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_install, initargs=initargs) as pool:
         under_way: deque[Future[Result]] = deque()
         try:
             for item in items:
@@ -37,13 +44,25 @@ def map_ordered(function: Callable[[Item], Result], items: Iterable[Item], *, wo
                     yield under_way.popleft().result()
             while under_way:
                 yield under_way.popleft().result()
+        except BrokenProcessPool as error:
+            raise DataError(
+                "a worker process was ended from outside, perhaps for want of memory: lower data.workers"
+            ) from error
         finally:
             for future in under_way:
                 future.cancel()
 
 
-def _install(function: Callable[[Any], Any]) -> None:
+def _install(function: Callable[[Any], Any], parent: int) -> None:
     _in_worker.append(function)
+    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+
+
+def _leave_with(parent: int) -> None:
+    """End this process when its parent is gone, which may have been killed without a word."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def _call(item: Any) -> Any:

@@ -14,7 +14,7 @@ from litter.
 from __future__ import annotations
 
 from cyberslm.files.atomic import lock, make_folder, require_space, sha256_file, write_bytes, write_text
-from cyberslm.files.folders import publish, remove, sweep
+from cyberslm.files.folders import publish, remove, scratch, sweep
 from cyberslm.files.manifest import MANIFEST, looks_published, read_manifest, verify
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "read_manifest",
     "remove",
     "require_space",
+    "scratch",
     "sha256_file",
     "sweep",
     "verify",

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import stat
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,6 +83,20 @@ def sweep(parent: str | Path) -> list[Path]:
         if swept:
             sync(parent)
     return swept
+
+
+@contextmanager
+def scratch(parent: str | Path) -> Iterator[Path]:
+    """A folder for temporary files in ``parent``, removed at the end; `sweep` clears it after a killed process."""
+    with storage_errors(Path(parent)):
+        folder = Path(tempfile.mkdtemp(prefix=".scratch-", suffix=".cyberslm-partial", dir=parent))
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try_lock(descriptor)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
 
 
 def _staging(target: Path) -> Path:

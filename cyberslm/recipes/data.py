@@ -99,7 +99,10 @@ def merge_slices(run: TrainRun, say: Say) -> Prepared:
     slices = sorted(path for path in parent.glob("*-of-*") if path.is_dir()) if parent.is_dir() else []
     if not slices:
         raise ConfigError(f"{parent} holds no slices: make them with  cyberslm data prepare CONFIG --slice 1/N")
-    return _prepare(run, tokenizer_settings(run.tokenizer), f"from {len(slices)} slices", say, slices)
+    reason = f"from {len(slices)} slices"
+    if _began_with(run) is not None and run.prepared.exists():
+        raise IntegrityError(_OTHER_DATA.format(folder=run.folder, reason="its shards would be made anew"))
+    return _prepare(run, tokenizer_settings(run.tokenizer), reason, say, slices)
 
 
 def slices_folder(run: TrainRun) -> Path:
@@ -110,6 +113,7 @@ def slices_folder(run: TrainRun) -> Path:
 def dry_run(run: TrainRun, say: Say) -> Iterator[str]:
     """What reading, redacting and cleaning would leave, in lines for people; nothing is written that stays."""
     files.make_folder(run.prepared.parent)
+    files.sweep(run.prepared.parent)
     with clean_corpus(run.data, run.prepared.parent, _stages(say)) as corpus:
         counts = corpus.new_counts()
         splits = Counter(piece.split for piece in corpus.pieces(counts, "tokens"))
@@ -181,6 +185,7 @@ def write_tokenizer(run: TrainRun, folder: Path | None, say: Say) -> Path:
         raise ConfigError("tokenizer.path names a tokenizer already: leave it out to train one")
     target = folder or run.folder / "tokenizer"
     files.make_folder(target)
+    files.sweep(target)
     with clean_corpus(run.data, target, _stages(say)) as corpus:
         tokenizer = make_tokenizer(run.tokenizer, corpus.training_texts, say)
     tokenizer.save(target)
@@ -240,7 +245,7 @@ def _report_lines(report: Mapping[str, Any], cleaning: str) -> Iterator[str]:
         if redaction["standins_before"]:
             found = ", ".join(f"{number:,} {name}" for name, number in redaction["standins_before"].items())
             yield f"data: left alone as redacted already: {found} (see data.redact.private_blocks)"
-    yield from cleaning.splitlines()
+    yield from cleaning.split("\n")[:-1]
     for name, found in report["duplicates"].items():
         near = (
             f"; {found['clusters']:,} groups of near copies, the largest of {found['largest_cluster']:,};"

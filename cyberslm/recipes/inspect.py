@@ -13,34 +13,39 @@ from cyberslm import files
 from cyberslm.data.lengths import Lengths, bins, document_sizes, length_chart
 from cyberslm.data.loader import RowLoader
 from cyberslm.data.order import row_at
-from cyberslm.data.prepare import REPORT_FOLDER, Prepared
+from cyberslm.data.prepare import REPORT_FOLDER, Prepared, stale
 from cyberslm.data.store import Ints, TokenStore
 from cyberslm.errors import ConfigError
 from cyberslm.recipes.config import TrainRun, load_run
 from cyberslm.recipes.data import describe, open_verified, row_loader
 from cyberslm.recipes.shown import COLOURED, LEGEND, shown_row
+from cyberslm.recipes.tokenizer import tokenizer_settings
 from cyberslm.text.tokenizer import Tokenizer
 
 YAML = (".yaml", ".yml")
+KIND = "cyberslm-prepared-data/"
 SHOWN = 3
 SHOWN_CHARACTERS = 72
 BAR = 40
 
 
 class Subject(NamedTuple):
-    """Prepared data, and the run whose rows are made of them if a configuration was named."""
+    """Prepared data, and if a configuration was named its run and why the data no longer fit it."""
 
     prepared: Prepared
-    run: TrainRun | None
+    run: TrainRun | None = None
+    stale: str | None = None
 
 
 def open_subject(path: Path) -> Subject:
     """The data of a configuration, or in a run's or a prepared folder. Raises ConfigError where there are none yet."""
     run = load_run(path).value if path.suffix in YAML else None
-    candidates = [run.prepared] if run is not None else [path, path / "data"]
-    for folder in candidates:
-        if files.looks_published(folder):
-            return Subject(open_verified(folder), run)
+    for folder in [run.prepared] if run is not None else [path, path / "data"]:
+        if files.looks_published(folder) and str(files.read_manifest(folder).get("format")).startswith(KIND):
+            prepared = open_verified(folder)
+            if run is None:
+                return Subject(prepared)
+            return Subject(prepared, run, stale(folder, run.data, tokenizer_settings(run.tokenizer)))
     raise ConfigError(f"{path} has no prepared data: make them with  cyberslm data prepare CONFIG.yaml")
 
 
@@ -62,11 +67,13 @@ def summary(subject: Subject) -> dict[str, Any]:
 
 def lines(subject: Subject, *, samples: int, seed: int, colour: bool) -> Iterator[str]:
     """The same and more, for people; ``samples`` random rows with token borders, learned tokens marked."""
-    prepared, run = subject
+    prepared, run, reason = subject
+    if reason is not None:
+        yield f"warning: these data no longer fit the configuration: {reason}"
     yield from describe(prepared)
     for key, counts in prepared.manifest["sources"].items():
         yield from (
-            f"first skipped in {key}, {why}: {place}" for why, place in counts["first_skipped"].items() if place
+            f"first skipped in {key}, {why}: {place}" for why, place in counts.get("first_skipped", {}).items() if place
         )
     for split, store in _stores(prepared):
         yield ""

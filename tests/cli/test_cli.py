@@ -195,6 +195,27 @@ def test_slices_are_merged_from_the_command_line(
     assert "give one of --dry-run, --slice and --merge" in call("data", "prepare", path, "--merge", "--dry-run").err
 
 
+def test_merge_leaves_the_shards_of_a_run_that_has_begun(call: Cli, make_run: MakeRun, tmp_path: Path) -> None:
+    """--merge replaced them, and the run could not go on."""
+    path = make_run()
+    assert call("train", path, "--stop-at", "5").code == 0
+    before = (tmp_path / "run" / "data" / "manifest.json").read_bytes()
+    (tmp_path / "text" / "more.txt").write_text("another file")
+    assert call("data", "prepare", path, "--slice", "1/1").code == 0
+    said = call("data", "prepare", path, "--merge")
+    assert said.code == 2
+    assert "holds a run that began with other data" in said.err
+    assert (tmp_path / "run" / "data" / "manifest.json").read_bytes() == before
+
+
+def test_scratch_of_a_killed_dry_run_is_swept(call: Cli, make_run: MakeRun, tmp_path: Path) -> None:
+    """It stood in the way of every later one."""
+    path = make_run()
+    (tmp_path / "run" / ".scratch-abc.cyberslm-partial").mkdir(parents=True)
+    assert call("data", "prepare", path, "--dry-run").code == 0
+    assert list((tmp_path / "run").iterdir()) == []
+
+
 def test_init_writes_a_yaml_that_checks_and_trains(
     call: Cli, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
 
 from cyberslm.data import corpus as module
 from cyberslm.data import parts
 from cyberslm.data.clean.config import (
+    BoilerplateConfig,
     ContaminationConfig,
     ExactDuplicatesConfig,
     LengthConfig,
     NearDuplicatesConfig,
     StepConfig,
     TripwiresConfig,
+    UnicodeConfig,
 )
 from cyberslm.data.clean.entry import Entry, Group
 from cyberslm.data.config import DataConfig
 from cyberslm.data.prepare import Prepared, clean_corpus, prepare, stale
-from cyberslm.data.redact.config import RedactConfig
+from cyberslm.data.redact.config import KINDS, RedactConfig
 from cyberslm.data.slices import prepare_slice
 from cyberslm.data.spool import HEAD, Spooled, read_spool, write_spool
 from cyberslm.errors import ConfigError, DataError, IntegrityError
@@ -170,7 +176,7 @@ def test_slices_that_do_not_belong_together_are_refused(tmp_path, folder, key_fi
     config = settings(folder, key_file)
     one, two = tmp_path / "1", tmp_path / "2"
     prepare_slice(config, one, number=1, count=2, progress=silent)
-    with pytest.raises(IntegrityError, match="the slices given are 1/2: give each of 1/n to n/n once"):
+    with pytest.raises(IntegrityError, match="are 1/2: give each of 1/n to n/n once"):
         made(config, tmp_path / "out", byte_tokenizer, slices=[one])
     prepare_slice(settings(folder, key_file, txt_unit="line"), two, number=2, count=2, progress=silent)
     with pytest.raises(IntegrityError, match="was made with other settings"):
@@ -274,3 +280,157 @@ def test_little_text_gets_one_process_and_a_number_is_obeyed():
     assert module.num_workers(DataConfig(), 1000) == 1
     assert module.num_workers(DataConfig(), 1 << 30) == module.available_cpus()
     assert module.num_workers(DataConfig(workers=3), 1000) == 3
+
+
+# What an attack on the path found
+
+
+def kept(config: DataConfig, folder: Path) -> list:
+    with clean_corpus(config, folder) as corpus:
+        return list(corpus.pieces(corpus.new_counts(), "tokens"))
+
+
+def plain(source: Path, **options) -> DataConfig:
+    return DataConfig(sources=(str(source),), **{"validation_fraction": 0.0} | options)
+
+
+def test_slices_of_other_file_lists_are_refused(tmp_path, folder, key_file, byte_tokenizer, small_tasks):
+    """Files deleted between two slices were in neither of them, and others in both."""
+    config = settings(folder, key_file)
+    slices = [tmp_path / "1", tmp_path / "2"]
+    prepare_slice(config, slices[0], number=1, count=2, progress=silent)
+    (folder / "00.txt").rename(folder / "zz.txt")
+    prepare_slice(config, slices[1], number=2, count=2, progress=silent)
+    with pytest.raises(IntegrityError, match="from another list of files"):
+        made(config, tmp_path / "out", byte_tokenizer, slices=slices)
+
+
+@pytest.mark.parametrize("step", ["exact_duplicates", "near_duplicates"])
+def test_copies_on_one_line_are_copies(tmp_path, step: str):
+    """All records of a one-line JSON array stood at one place, so that each was taken for the kept copy."""
+    text = " ".join(f"word{number}" for number in range(40))
+    (tmp_path / "a.json").write_text(json.dumps([{"text": text}] * 6 + [{"text": "something else"}]))
+    steps = {
+        "exact_duplicates": StepConfig(exact_duplicates=ExactDuplicatesConfig()),
+        "near_duplicates": StepConfig(near_duplicates=NearDuplicatesConfig()),
+    }
+    assert [piece.text for piece in kept(plain(tmp_path / "a.json", steps=(steps[step],)), tmp_path)] == [
+        text,
+        "something else",
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        StepConfig(unicode=UnicodeConfig(normalize="NFKC")),
+        StepConfig(boilerplate=BoilerplateConfig()),
+        StepConfig(exact_duplicates=ExactDuplicatesConfig(level="paragraph")),
+        StepConfig(contamination=ContaminationConfig(against=("x",), action="cut")),
+    ],
+    ids=lambda step: step.name,
+)
+def test_texts_do_not_change_after_copies_were_told(change: StepConfig):
+    """Texts that became equal afterwards stood on both sides of the split."""
+    copies = StepConfig(near_duplicates=NearDuplicatesConfig())
+    DataConfig(steps=(change, copies))
+    DataConfig(steps=(StepConfig(exact_duplicates=ExactDuplicatesConfig()), change, copies))
+    with pytest.raises(ConfigError, match=f"{change.name} .entry 2. changes texts after near_duplicates .entry 1."):
+        DataConfig(steps=(copies, change))
+
+
+HEAD_LINE, TAIL_LINE = "-----BEGIN RSA PRIV" + "ATE KEY-----", "-----END RSA PRIV" + "ATE KEY-----"
+KEEP_ALL = {name: "keep" for name in KINDS}
+
+
+@pytest.mark.parametrize("unit", ["line", "paragraph", "file"])
+def test_a_key_over_many_lines_is_found_whatever_a_document_is(tmp_path, unit: str):
+    """Redaction saw each line alone, and the lines of a private key stayed."""
+    body = [f"{number:02}" + "QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVo" * 2 for number in range(20)]
+    before, after = ["first line", "", "second line"], ["", "third line", "fourth line"]
+    text = "\n".join([*before, HEAD_LINE, *body[:9], "", *body[9:], TAIL_LINE, *after]) + "\n"
+    (tmp_path / "a.log").write_text(text)
+    pieces = kept(plain(tmp_path / "a.log", txt_unit=unit, redact=RedactConfig()), tmp_path)
+    whole = "\n".join(piece.text for piece in pieces)
+    assert not any(line in whole for line in body)
+    assert "[redacted:private-key]" in whole
+    rows = text.split("\n")
+    if unit == "line":
+        for piece in pieces:
+            assert piece.text.startswith("[redacted") or rows[piece.line - 1] == piece.text
+
+
+@pytest.mark.parametrize("unit", ["line", "paragraph"])
+@settings_of_hypothesis(max_examples=60, deadline=None)
+@given(rows=st.lists(st.sampled_from(["", "  ", "a", "b c", "\tx", "10.0.0.1"]), max_size=14))
+def test_joining_and_cutting_gives_the_units_back(unit: str, rows: list[str]):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "a.log").write_text("\n".join(rows))
+        alone = kept(plain(folder / "a.log", txt_unit=unit), folder)
+        joined = kept(plain(folder / "a.log", txt_unit=unit, redact=RedactConfig(**KEEP_ALL)), folder)
+    assert joined == alone
+
+
+def test_evaluation_files_are_redacted_before_they_are_looked_for(tmp_path, key_file):
+    """Their texts held what the sources no longer did, and so were not found in them."""
+    text = (
+        "please write to alice.smith@corp-mail.org or call 10.20.30.40 about the outage of last night in building nine"
+    )
+    (tmp_path / "exam.txt").write_text(text)
+    (tmp_path / "in.txt").write_text(text)
+    (tmp_path / "in2.txt").write_text("a text that has nothing to do with that")
+    steps = (StepConfig(contamination=ContaminationConfig(against=(str(tmp_path / "exam.txt"),))),)
+    config = DataConfig(
+        sources=(str(tmp_path / "in.txt"), str(tmp_path / "in2.txt")),
+        validation_fraction=0.0,
+        steps=steps,
+        redact=RedactConfig(key_file=str(key_file)),
+    )
+    assert [piece.name for piece in kept(config, tmp_path)] == ["in2.txt"]
+
+
+def test_what_normalisation_unveils_is_redacted_too(tmp_path):
+    """Full-width letters hid a key from redaction, and NFKC made it plain afterwards."""
+    wide = "".join(chr(ord(char) + 0xFEE0) for char in SECRET)
+    (tmp_path / "a.txt").write_text(f"the key is {wide} here")
+    steps = (StepConfig(unicode=UnicodeConfig(normalize="NFKC")),)
+    (piece,) = kept(plain(tmp_path / "a.txt", steps=steps, redact=RedactConfig()), tmp_path)
+    assert SECRET not in piece.text
+    assert "[redacted:aws-key]" in piece.text
+
+
+def test_text_in_a_report_cannot_act_on_the_terminal(tmp_path, byte_tokenizer):
+    bad = "\x1b]0;owned\x07 \u202e \u2028error: forged line that is long enough to be quoted"
+    (tmp_path / "in").mkdir()
+    for number in range(30):
+        (tmp_path / "in" / f"{number}.txt").write_text(f"{bad}\nbody {number} of its own\n")
+    steps = (StepConfig(boilerplate=BoilerplateConfig()),)
+    prepared = made(plain(tmp_path / "in", steps=steps), tmp_path / "out", byte_tokenizer)
+    shown = (prepared.folder / "report" / "cleaning.txt").read_text()
+    assert "forged line" in shown
+    assert not set("\x1b\x07\u202e\u2028") & set(shown)
+
+
+def test_two_evaluation_files_of_one_name_are_told_apart(tmp_path, folder, key_file, byte_tokenizer):
+    exams = [tmp_path / name / "exam.txt" for name in ("one", "two")]
+    for number, exam in enumerate(exams):
+        exam.parent.mkdir()
+        exam.write_text(f"question {number} that is long enough to be looked for by all of the words it has in it here")
+    steps = (StepConfig(contamination=ContaminationConfig(against=tuple(map(str, exams)))),)
+    config = settings(folder, key_file, steps=steps)
+    target = made(config, tmp_path / "out", byte_tokenizer).folder
+    exams[0].write_text("another question that is long enough to be looked for by all of the words it has in it")
+    assert "steps.against" in stale(target, config, {})
+
+
+def test_names_that_differ_in_a_backslash_stay_apart(tmp_path, byte_tokenizer):
+    """A newline in a name looked like a backslash and an n, so prepared data were always out of date."""
+    (tmp_path / "in").mkdir()
+    for name in ("a\nb.txt", "a\\nb.txt"):
+        (tmp_path / "in" / name).write_text(f"text of {name!r}")
+    config = plain(tmp_path / "in")
+    prepared = made(config, tmp_path / "out", byte_tokenizer)
+    assert stale(prepared.folder, config, {}) is None
+    names = [json.loads(line)["path"] for line in (prepared.folder / "inputs.jsonl").read_text().splitlines()]
+    assert len(set(names)) == 2

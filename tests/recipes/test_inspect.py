@@ -67,6 +67,20 @@ def test_data_that_are_not_prepared_are_named(make_run: MakeRun, tmp_path: Path)
             open_subject(path)
 
 
+def test_data_that_no_longer_fit_are_shown_with_a_warning(prepared_run: Path, tmp_path: Path) -> None:
+    shown = list(lines(open_subject(prepared_run), samples=0, seed=0, colour=False))
+    assert not any(line.startswith("warning") for line in shown)
+    (tmp_path / "text" / "new.txt").write_text("more")
+    shown = list(lines(open_subject(prepared_run), samples=0, seed=0, colour=False))
+    assert shown[0].startswith("warning: these data no longer fit the configuration: ")
+    assert "new.txt is new" in shown[0]
+
+
+def test_a_model_folder_holds_no_prepared_data(trained: Path) -> None:
+    with pytest.raises(ConfigError, match="has no prepared data: make them with"):
+        open_subject(trained / "run" / "final")
+
+
 def test_command_prints_json_and_draws(prepared_run: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(
         "sys.argv", ["cyberslm", "data", "inspect", str(prepared_run), "--json", "--plot", f"{tmp_path}/x.png"]

@@ -235,6 +235,22 @@ class StepConfig:
         return next(field.name for field in fields(self) if getattr(self, field.name) is not None)
 
     @property
+    def changes_texts(self) -> bool:
+        """Whether it may change a text that it leaves in."""
+        if self.unicode is not None:
+            return self.unicode.mend or self.unicode.normalize != "none"
+        if self.contamination is not None:
+            return self.contamination.action == "cut"
+        copies = self.exact_duplicates or self.near_duplicates
+        return self.boilerplate is not None or (copies is not None and copies.level == "paragraph")
+
+    @property
+    def groups_texts(self) -> bool:
+        """Whether it tells which documents are copies and so belong on one side of the split."""
+        copies = self.exact_duplicates or self.near_duplicates
+        return copies is not None and copies.level == "document"
+
+    @property
     def settings(self) -> Any:
         return getattr(self, self.name)
 

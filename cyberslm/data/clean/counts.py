@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cyberslm.data.clean.entry import Entry, Note, Outcome
+from cyberslm.data.readers.place import printable_text
 
 MAX_EXAMPLES = 5
 MAX_QUOTED = 50
@@ -127,8 +128,9 @@ def _reasons(counts: StepCounts) -> list[str]:
         number = f"{counts.dropped[kind]:,} left out" if kind in counts.dropped else ""
         if kind in counts.noted and kind not in counts.dropped:
             number = f"{counts.noted[kind]:,} in {counts.noted_documents[kind]:,} documents"
-        lines.append(f"{kind}: {number}, such as {'; '.join(key[-1] for key in counts.examples.get(kind, ())[:2])}")
-    return lines + [f"{times:,} x {line}" for line, times in _first(counts.quoted)]
+        examples = printable_text("; ".join(key[-1] for key in counts.examples.get(kind, ())[:2]))
+        lines.append(f"{kind}: {number}, such as {examples}")
+    return lines + [f"{times:,} x {printable_text(line)}" for line, times in _first(counts.quoted)]
 
 
 def _first(quoted: Counter[str]) -> list[tuple[str, int]]:

@@ -57,7 +57,7 @@ class _Catalogue:
     numbers: Indices
     """The text's number for each sorted key."""
     kept: Indices
-    """File and line of the copy that is kept, by number."""
+    """File, line and document of the copy that is kept, by number."""
     names: npt.NDArray[np.uint64]
     """Keys by number."""
     roots: Indices
@@ -78,12 +78,12 @@ class _Catalogue:
         return None
 
     def place(self, number: int) -> str:
-        file, line = self.kept[number].tolist()
+        file, line, _ = self.kept[number].tolist()
         return f"{self.order[file][1]}:{line}"
 
     def is_kept(self, number: int, entry: Entry, line: int) -> bool:
         file = self.files.get((entry.source, entry.name))
-        return self.kept[number].tolist() == [file, entry.line + line - 1]
+        return self.kept[number].tolist() == [file, entry.line + line - 1, entry.number]
 
     def group(self, number: int, *, near: bool) -> Group:
         root = int(self.roots[number])
@@ -141,7 +141,7 @@ class Deduplication:
 class DuplicateSurvey:
     """Gathers the units of all entries, in any order; ``sources`` says whose copies are preferred.
 
-    Memory: 60 bytes a unit and 350 a file while surveying, about 200 a unit while ``finish`` runs. ``scratch`` takes
+    Memory: 70 bytes a unit and 350 a file while surveying, about 200 a unit while ``finish`` runs. ``scratch`` takes
     temporary files of 4 bytes a word and 8 a band, which hold hashes, no text.
     """
 
@@ -179,7 +179,7 @@ class DuplicateSurvey:
         file = self._files.setdefault((entry.source, entry.name), len(self._files))
         for unit in found:
             self._keys += unit.key
-            self._places.extend((file, entry.line + unit.line - 1))
+            self._places.extend((file, entry.line + unit.line - 1, entry.number))
             if self._store is None or unit.sketch is None:
                 self._sketches.append(_NO_SKETCH)
             else:
@@ -187,14 +187,14 @@ class DuplicateSurvey:
 
     def finish(self) -> Deduplication:
         keys = np.frombuffer(self._keys, ">u8").astype(np.uint64).reshape(-1, KEY_BYTES // 8)
-        places = np.frombuffer(self._places, np.int64).reshape(-1, 2)
+        places = np.frombuffer(self._places, np.int64).reshape(-1, 3)
         sketches = np.frombuffer(self._sketches, np.int64)
         ranks = self._ranks()
-        by_key = np.lexsort((places[:, 1], ranks[places[:, 0]], keys[:, 1], keys[:, 0]))
+        by_key = np.lexsort((places[:, 2], places[:, 1], ranks[places[:, 0]], keys[:, 1], keys[:, 0]))
         is_first = np.ones(len(by_key), bool)
         is_first[1:] = (keys[by_key[1:]] != keys[by_key[:-1]]).any(axis=1)
         distinct = by_key[is_first]
-        by_place = np.lexsort((keys[distinct, 0], places[distinct, 1], ranks[places[distinct, 0]]))
+        by_place = np.lexsort((keys[distinct, 0], places[distinct, 2], places[distinct, 1], ranks[places[distinct, 0]]))
         numbers = np.empty(len(distinct), np.int64)
         numbers[by_place] = np.arange(len(distinct))
         preferred = distinct[by_place]

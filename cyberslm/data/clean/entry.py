@@ -16,7 +16,7 @@ class Entry(NamedTuple):
     """A text and its place: the key of its source, the printable name of its file and the line where it begins.
 
     ``record`` says that the text was taken out of a record, page or mail, so that its own lines are not lines of the
-    file.
+    file. ``number`` is the document's place in its file, as several may begin on one line.
     """
 
     text: str
@@ -24,6 +24,7 @@ class Entry(NamedTuple):
     name: str
     line: int = 1
     record: bool = False
+    number: int = 0
 
     def place(self, line: int = 1) -> str:
         """Where ``line`` of the text (from 1) stands, as ``file:line``."""

@@ -1,0 +1,69 @@
+"""Workers that are killed, or whose parent is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cyberslm.data.workers import map_ordered
+from cyberslm.errors import DataError
+
+PARENT = """
+import os, sys, time
+from cyberslm.data.workers import map_ordered
+
+def work(item):
+    print(os.getpid(), flush=True)
+    time.sleep(0.2)
+    return item
+
+if __name__ == "__main__":
+    list(map_ordered(work, range(10_000), workers=2))
+"""
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+def leave(number: int) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_order_is_that_of_the_items(workers: int) -> None:
+    assert list(map_ordered(double, range(50), workers=workers)) == list(range(0, 100, 2))
+
+
+def test_worker_that_is_killed_is_one_message() -> None:
+    """A worker ended by the kernel for want of memory gave 71 lines of traceback."""
+    with pytest.raises(DataError, match="ended from outside, perhaps for want of memory: lower data.workers"):
+        list(map_ordered(leave, range(4), workers=2))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    """They went on writing parts for minutes after kill -9 of the parent."""
+    (tmp_path / "parent.py").write_text(PARENT)
+    parent = subprocess.Popen([sys.executable, tmp_path / "parent.py"], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pids = {int(parent.stdout.readline()) for _ in range(8)}
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 30
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not any(map(alive, pids))
