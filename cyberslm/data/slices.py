@@ -16,18 +16,19 @@ from pathlib import Path
 from cyberslm.data.config import DataConfig
 from cyberslm.data.corpus import Progress, Reading, make_redactor, read_parts, settings_of
 from cyberslm.data.inputs import InputFile
-from cyberslm.data.parts import Part, find_files, make_tasks
+from cyberslm.data.parts import Part, Task, find_files, make_tasks, read_meta
 from cyberslm.errors import ConfigError, IntegrityError
-from cyberslm.files import publish, verify
+from cyberslm.files import looks_published, publish, verify
 
 SLICE_FORMAT = "cyberslm-slice/1"
 MAX_SLICES = 100_000
 
 
-def prepare_slice(config: DataConfig, target: Path, *, number: int, count: int, progress: Progress) -> None:
+def prepare_slice(config: DataConfig, target: Path, *, number: int, count: int, progress: Progress) -> bool:
     """Publish ``target`` with the parts of slice ``number`` (from 1) of ``count``, for another machine to merge.
 
-    Raises ConfigError when redaction would draw another key on each machine.
+    False if it is there already, made with the same settings and files. Raises ConfigError when redaction would draw
+    another key on each machine.
     """
     if not 1 <= number <= count <= MAX_SLICES:
         raise ConfigError(f"--slice {number}/{count}: give i/n with i from 1 to n, and n up to {MAX_SLICES:,}")
@@ -35,19 +36,24 @@ def prepare_slice(config: DataConfig, target: Path, *, number: int, count: int, 
         raise ConfigError("data.redact.key_file is not set: slices need one key, so that pseudonyms agree")
 
     found = find_files(config)
+    tasks = list(make_tasks(found.files))
+    facts: dict[str, object] = {
+        "format": SLICE_FORMAT,
+        "slice": [number, count],
+        "settings": settings_of(config),
+        "num_parts": len(tasks),
+        "files_sha256": _digest(found.files),
+        "passed_over": {key: dict(reasons) for key, reasons in found.passed_over.items()},
+    }
+    if _is_current(target, facts, tasks[number - 1 :: count]):
+        return False
 
     def fill(staging: Path) -> Mapping[str, object]:
         read_parts(config, found, staging, progress, slices=(number, count))
-        return {
-            "format": SLICE_FORMAT,
-            "slice": [number, count],
-            "settings": settings_of(config),
-            "num_parts": sum(1 for _ in make_tasks(found.files)),
-            "files_sha256": _digest(found.files),
-            "passed_over": {key: dict(reasons) for key, reasons in found.passed_over.items()},
-        }
+        return facts
 
     publish(target, fill, replace=target.exists())
+    return True
 
 
 def merged_reading(config: DataConfig, slices: Sequence[Path], scratch: Path) -> Reading:
@@ -72,6 +78,20 @@ def merged_reading(config: DataConfig, slices: Sequence[Path], scratch: Path) ->
     parts = tuple(Part(scratch, number) for number in range(first["num_parts"]))
     passed_over = {key: Counter(reasons) for key, reasons in first["passed_over"].items()}
     return Reading(parts, passed_over, make_redactor(config)[0])
+
+
+def _is_current(target: Path, facts: Mapping[str, object], tasks: Sequence[Task]) -> bool:
+    """Whether a whole slice is there, made with these facts from these files as they are now."""
+    if not looks_published(target):
+        return False
+    try:
+        manifest = verify(target)
+        read = [facts for task in tasks for facts in read_meta(Part(target, task.number)).files]
+    except (IntegrityError, OSError):
+        return False
+    now = [(file.key, file.name, file.size, file.mtime_ns) for task in tasks for file in task.files]
+    then = [(each["source"], each["path"], each["size"], each["mtime_ns"]) for each in read]
+    return then == now and all(manifest.get(name) == value for name, value in facts.items())
 
 
 def _digest(found: Sequence[InputFile]) -> str:

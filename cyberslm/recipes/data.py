@@ -89,7 +89,8 @@ def write_slice(run: TrainRun, number: int, count: int, say: Say) -> Path:
     folder = slices_folder(run) / f"{number:05d}-of-{count:05d}"
     files.make_folder(folder.parent)
     files.sweep(folder.parent)
-    prepare_slice(run.data, folder, number=number, count=count, progress=_stages(say))
+    if not prepare_slice(run.data, folder, number=number, count=count, progress=_stages(say)):
+        say(f"data: {folder} is up to date")
     return folder
 
 

@@ -294,6 +294,24 @@ def plain(source: Path, **options) -> DataConfig:
     return DataConfig(sources=(str(source),), **{"validation_fraction": 0.0} | options)
 
 
+def test_a_slice_that_is_there_is_not_made_again(tmp_path, folder, key_file, small_tasks):
+    config = settings(folder, key_file)
+    target = tmp_path / "1"
+
+    def again(changed: DataConfig = config) -> bool:
+        return prepare_slice(changed, target, number=1, count=2, progress=silent)
+
+    assert again()
+    assert not again()
+    assert again(settings(folder, key_file, steps=()))
+    assert again()
+    (folder / "00.txt").write_text((folder / "00.txt").read_text().swapcase())
+    assert again()
+    next(target.glob("*.docs")).write_bytes(b"")
+    assert again()
+    assert not again()
+
+
 def test_slices_of_other_file_lists_are_refused(tmp_path, folder, key_file, byte_tokenizer, small_tasks):
     """Files deleted between two slices were in neither of them, and others in both."""
     config = settings(folder, key_file)
