@@ -16,6 +16,7 @@ Letters: B batch, T queries, S keys, D width, H query heads, K key/value heads, 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Literal, NamedTuple, cast
 
 import torch
@@ -40,7 +41,7 @@ class AttentionOutput(NamedTuple):
     present: tuple[Tensor, Tensor] | KVCache | None = None
 
 
-class _Heads(nn.Module):
+class _Heads(nn.Module, ABC):
     """The path of both fronts; a front names its projections and says what may be seen."""
 
     kernel = "fused"
@@ -52,9 +53,9 @@ class _Heads(nn.Module):
         self.num_heads, self.kv_heads, self.scale, self.dropout = heads, kv_heads, scale, dropout
         self.q_norm = self.k_norm = None
 
+    @abstractmethod
     def projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
         """Those of queries, keys, values and output."""
-        raise NotImplementedError
 
     def project(
         self, query: Tensor, key: Tensor, value: Tensor, rotation: Rotation | None
@@ -221,10 +222,8 @@ class Attention(_Heads):
         *,
         scale: Literal["head_dim", "key_dim"] | float = "head_dim",
     ) -> None:
-        kv_heads, total = (
-            n_heads if n_kv_heads is None else n_kv_heads,
-            n_heads if total_n_heads is None else total_n_heads,
-        )
+        kv_heads = n_heads if n_kv_heads is None else n_kv_heads
+        total = n_heads if total_n_heads is None else total_n_heads
         _check_sizes(d_model, n_heads, kv_heads, total, dropout, key_dim)
         head_dim = d_model // total
         key_dim = head_dim if key_dim is None else key_dim

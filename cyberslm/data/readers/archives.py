@@ -64,7 +64,9 @@ def _zip_members(stream: io.BufferedReader, place: Place, budget: Budget) -> Ite
         raise Unreadable(f"a zip directory of {size:,} bytes; the largest that is read has {MAX_DIRECTORY_BYTES:,}")
     try:
         archive = zipfile.ZipFile(stream)
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, struct.error) as error:
+    except NotImplementedError:  # zipfile's word for a newer version of the format
+        raise Unreadable("a zip file of a kind that is not read; pack it anew") from None
+    except (zipfile.BadZipFile, ValueError, EOFError, struct.error) as error:
         raise Unreadable(f"a damaged zip file: {type(error).__name__}") from None
     except OSError as error:
         if error.errno != errno.EINVAL:

@@ -129,7 +129,7 @@ class _Guarded(io.RawIOBase):
         except EOFError:
             self._failure = Unreadable(f"the {self._what} end in the middle")
             return False
-        except NotImplementedError:
+        except NotImplementedError:  # zipfile's word for a compression that it doesn't know
             self._failure = Unreadable(f"the {self._what} are packed by a method that is not read")
             return False
         except (zlib.error, lzma.LZMAError) as error:
