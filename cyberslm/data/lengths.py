@@ -50,6 +50,7 @@ def length_chart(sizes: Mapping[str, Ints], *, row: int | None = None) -> bytes:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
     except ImportError:
         raise ConfigError("--plot needs matplotlib: pip install 'cyberslm[plots]'") from None
     figure = Figure(figsize=(9, 4.5), dpi=120, layout="constrained")
@@ -62,6 +63,11 @@ def length_chart(sizes: Mapping[str, Ints], *, row: int | None = None) -> bytes:
     if row is not None:
         axes.axvline(row, color="#999999", linestyle="--", linewidth=1, label=f"a row of {row:,} tokens")
     axes.set_xscale("log")
+    plain, none = FuncFormatter(lambda value, _: f"{value:,.0f}"), NullFormatter()
+    axes.xaxis.set_major_formatter(plain)
+    axes.xaxis.set_minor_formatter(plain if top < 10 * low else none)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_formatter(plain)
     axes.set_xlabel("tokens in a document")
     axes.set_ylabel("documents")
     axes.grid(visible=True, alpha=0.25)
