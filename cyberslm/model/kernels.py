@@ -20,31 +20,47 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from cyberslm.model.causal import causal_attention
 from cyberslm.model.norm import at_least_fp32
-from cyberslm.model.sight import Sight, in_order
+from cyberslm.model.sight import Sight
+
+SHORTEST = 64
+"""Tokens of an uncut bf16 row from which torch's kernel is the slower one."""
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Sight, float, float], Tensor]
 """``(q (B, H, T, Eq), k (B, K, S, Eq), v (B, K, S, Ev), sight, scale, dropout)`` -> ``(B, H, T, Ev)``."""
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: float) -> Tensor:
-    """torch's ``scaled_dot_product_attention``, one call a run where the rows are cut into runs."""
-    if sight.runs is not None:
-        return _by_runs(q, k, v, sight, scale, dropout)
-    mixed = F.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=sight.allowed,
-        dropout_p=dropout,
-        is_causal=sight.causal,
-        scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
-    looks = mixed.device.type == "cpu" and not torch.compiler.is_compiling()
-    if looks and not math.isfinite(mixed.detach().sum(dtype=torch.float32).item()):
-        return explicit(q, k, v, sight, scale, dropout)
-    return mixed
+    """torch's ``scaled_dot_product_attention``, or `causal_attention` where that is faster."""
+    if not dropout and _has_own(q, sight):
+        mixed = causal_attention(q, k, v, scale, window=sight.window, cuts=sight.runs and sight.runs.cuts)
+    else:
+        plain = sight.causal and sight.window is None
+        mixed = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=None if plain else sight.mask(q.shape[2], k.shape[2], q.device),
+            dropout_p=dropout,
+            is_causal=plain,
+            scale=scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )
+    return explicit(q, k, v, sight, scale, dropout) if _looks_broken(mixed) else mixed
+
+
+def _has_own(q: Tensor, sight: Sight) -> bool:
+    if q.device.type != "cpu" or not (sight.causal or sight.runs is not None):
+        return False
+    cut = sight.runs is not None or sight.window is not None
+    return cut or (q.dtype == torch.bfloat16 and q.shape[2] >= SHORTEST)
+
+
+def _looks_broken(mixed: Tensor) -> bool:
+    if mixed.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return not math.isfinite(mixed.detach().sum(dtype=torch.float32).item())
 
 
 def explicit(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: float) -> Tensor:
@@ -85,22 +101,6 @@ def _weights(q_BHTE: Tensor, k_BKSE: Tensor, sight: Sight, scale: float) -> Tens
 
 
 KERNELS: dict[str, Kernel] = {"fused": fused, "explicit": explicit}
-
-
-def _by_runs(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: float) -> Tensor:
-    alone: dict[int, Sight] = {}
-    rows = []
-    for row, *heads in zip(sight.runs or (), q.split(1), k.split(1), v.split(1), strict=True):
-        pieces = []
-        for run, *qkv in zip(row, *(t.split([run.length for run in row], dim=2) for t in heads), strict=True):
-            if run.real:
-                if run.length not in alone:
-                    alone[run.length] = in_order(0, run.length, sight.window, q.device)
-                pieces.append(fused(qkv[0], qkv[1], qkv[2], alone[run.length], scale, dropout))
-            else:
-                pieces.append(q.new_zeros(1, q.shape[1], run.length, v.shape[-1]))
-        rows.append(torch.cat(pieces, dim=2))
-    return torch.cat(rows)
 
 
 def _each_head(x_BKSE: Tensor, heads: int) -> Tensor:

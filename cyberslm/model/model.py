@@ -128,9 +128,14 @@ class CyberSLM(nn.Module):
                 cache.advance(plan.new_tokens, input_ids.shape[1])
             return self.norm(x)
 
+    @property
+    def head_weight(self) -> Tensor:
+        """``(V, D)``: the embedding's own where they are tied."""
+        return self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+
     def head(self, features: Tensor) -> Tensor:
         """Logits ``(..., V)`` of features ``(..., D)``."""
-        logits = F.linear(features, self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight)
+        logits = F.linear(features, self.head_weight)
         cap = self.config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 

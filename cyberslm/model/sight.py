@@ -14,26 +14,33 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from cyberslm.errors import InputError
 
 
-class Run(NamedTuple):
-    """Columns of a row that lie together: one document, or padding."""
+class Runs(NamedTuple):
+    """Rows cut into runs, columns that lie together and are one document; what is in none is padding."""
 
-    length: int
-    real: bool
+    cuts: Tensor
+    """Row, first column and column after the last of each run, int64 ``(R, 3)``."""
+    numbers: Tensor
+    """Each column's run, int64 ``(B, T)``; -1 at padding."""
 
+    @property
+    def lengths(self) -> Tensor:
+        return self.cuts[:, 2] - self.cuts[:, 1]
 
-Runs = tuple[tuple[Run, ...], ...]
-"""For each row the runs that make it up, in order."""
+    def are_rows(self) -> bool:
+        """Whether each row is one run, without padding."""
+        return len(self.cuts) == len(self.numbers) and bool((self.numbers >= 0).all())
 
 
 class Sight(NamedTuple):
     """What the queries of one forward pass may look at; without any of these, at every key."""
 
     causal: bool = False
-    """The queries are the keys' own tokens, and each sees those up to itself."""
+    """The queries are the keys' own tokens, and each sees those up to itself, within ``window``."""
     allowed: Tensor | None = None
     """Boolean ``(B or 1, H or 1, T, S)``."""
     runs: Runs | None = None
@@ -48,14 +55,15 @@ class Sight(NamedTuple):
             return self.allowed
         places = torch.arange(keys, device=device).unsqueeze(0)
         if self.runs is not None:
-            real, number = (_spread(self.runs, by).to(device) for by in ("real", "number"))
+            number = self.runs.numbers.to(device)
+            real = number >= 0
             return visible(places, places, real=(real, real), docs=(number, number), window=self.window)
-        return visible(places[:, keys - queries :], places) if self.causal else None
+        return visible(places[:, keys - queries :], places, window=self.window) if self.causal else None
 
     def blind(self) -> Tensor | None:
         """Boolean ``(B or 1, T, 1)`` of queries that see nothing; None where each sees something."""
         if self.runs is not None:
-            return ~_spread(self.runs, "real").unsqueeze(-1)
+            return (self.runs.numbers < 0).unsqueeze(-1)
         return None if self.allowed is None else ~self.allowed.any(-1).any(1).unsqueeze(-1)
 
 
@@ -120,22 +128,22 @@ def find_runs(real: Tensor | None, docs: Tensor | None) -> Runs | None:
         raise InputError("runs are those of marks or of document numbers")
     numbers = torch.zeros_like(marks, dtype=torch.int64) if docs is None else docs
     edge = (marks[:, 1:] != marks[:, :-1]) | (marks[:, 1:] & (numbers[:, 1:] != numbers[:, :-1]))
-    rows = []
-    for row in range(marks.shape[0]):
-        starts = [0, *(edge[row].nonzero().flatten() + 1).tolist()]
-        lengths = [stop - start for start, stop in zip(starts, [*starts[1:], marks.shape[1]], strict=True)]
-        flags = marks[row, starts].tolist()
-        kept = [number for number, flag in zip(numbers[row, starts].tolist(), flags, strict=True) if flag]
-        if len(set(kept)) < len(kept):
-            return None
-        rows.append(tuple(map(Run, lengths, flags)))
-    return tuple(rows) if marks.any() else None
+    starts = F.pad(edge, (1, 0), value=True)
+    row, first = starts.nonzero(as_tuple=True)
+    ends = F.pad(edge, (0, 1), value=True)
+    cuts = torch.stack((row, first, ends.nonzero(as_tuple=True)[1] + 1), dim=1)[marks[row, first]]
+    documents = torch.stack((cuts[:, 0], numbers[cuts[:, 0], cuts[:, 1]]), dim=1)
+    if not len(cuts) or len(documents.unique(dim=0)) < len(documents):
+        return None
+    order = (starts & marks).flatten().cumsum(0).view_as(marks) - 1
+    return Runs(cuts, order.masked_fill(~marks, -1))
 
 
 def positions_in(runs: Runs) -> tuple[Tensor, Tensor]:
     """Each column's position in its run and the run's length, int64 ``(B, T)``; zeros at padding."""
-    start, length, real = (_spread(runs, by) for by in ("start", "length", "real"))
-    return (torch.arange(start.shape[1]) - start).masked_fill(~real, 0), length.masked_fill(~real, 0)
+    padding, run = runs.numbers < 0, runs.numbers.clamp(min=0)
+    columns = torch.arange(run.shape[1], device=run.device)
+    return (columns - runs.cuts[run, 1]).masked_fill(padding, 0), runs.lengths[run].masked_fill(padding, 0)
 
 
 def positions_among(real: Tensor | None, docs: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -152,27 +160,12 @@ def positions_among(real: Tensor | None, docs: Tensor | None) -> tuple[Tensor, T
     return (seen_BT - 1).clamp(min=0), total_BT.masked_fill(~marks, 0)
 
 
-def _spread(runs: Runs, by: str) -> Tensor:
-    """A figure of each run at each of its columns, ``(B, T)``: its length, mark, number in the row, or first column."""
-    rows = []
-    for row in runs:
-        lengths = torch.tensor([run.length for run in row])
-        figures = {
-            "length": lengths,
-            "real": torch.tensor([run.real for run in row]),
-            "number": torch.arange(len(row)),
-            "start": lengths.cumsum(0) - lengths,
-        }
-        rows.append(figures[by].repeat_interleave(lengths))
-    return torch.stack(rows)
-
-
 def in_order(past: int, new: int, window: int | None, device: torch.device) -> Sight:
     """The sight of ``new`` tokens that follow ``past`` real ones in every row."""
     skip = 0 if window is None else max(0, past - window + 1)
     if new == 1:
         return Sight(skip=skip)
-    if past == 0 and (window is None or window >= new):
-        return Sight(causal=True)
+    if past == 0:
+        return Sight(causal=True, window=None if window is None or window >= new else window)
     places = torch.arange(skip, past + new, device=device).unsqueeze(0)
     return Sight(allowed=visible(places[:, past - skip :], places, window=window), skip=skip)

@@ -29,6 +29,8 @@ def flops_per_token(config: CyberSLMConfig, tokens: int, *, training: bool) -> i
 def activation_bytes(config: CyberSLMConfig, batch: int, tokens: int) -> int:
     """Bytes kept for the backward pass of a loss on ``batch`` rows of ``tokens``, in fp32 without dropout.
 
+    The head's gradients are worked out with the loss (`cyberslm.training.cross_entropy`) and are among them.
+
     For the fused kernel on whole causal rows; windows, documents and ``key_dim`` keep more.
     """
     queries, keys = config.num_heads * config.key_size, config.kv_heads * config.key_size
@@ -38,8 +40,8 @@ def activation_bytes(config: CyberSLMConfig, batch: int, tokens: int) -> int:
     if config.qk_norm:
         heads += 2 * (queries + keys) + config.num_heads + config.kv_heads
     feed_forward = (4 if config.activation in GATED else 2) * config.ffn_hidden_dim
-    head = config.vocab_size * (1 if config.logit_softcap is None else 2)
-    numbers = config.num_layers * (2 * norm + heads + feed_forward) + norm + head
-    ids_and_targets = 2 * 8
+    numbers = config.num_layers * (2 * norm + heads + feed_forward) + norm
+    head_gradient = 4 * config.vocab_size * config.hidden_dim
+    ids = 8
     tables = 8 * config.key_size  # of one row's positions
-    return batch * tokens * (4 * numbers + ids_and_targets) + tokens * tables
+    return batch * tokens * (4 * numbers + ids) + tokens * tables + head_gradient

@@ -16,18 +16,18 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from cyberslm.data.loader import IGNORE, Batch
 from cyberslm.model.model import CyberSLM
+from cyberslm.training.cross_entropy import Head, linear_cross_entropy
 
 
 class LossOutput(NamedTuple):
-    """Sums over ``num_tokens`` trained tokens: the loss, in nats, and a penalty that is trained but not reported."""
+    """Sums over ``num_tokens`` trained tokens: what is minimised, and the loss in nats that is reported."""
 
+    objective: Tensor
     loss_sum: Tensor
     num_tokens: Tensor
-    penalty_sum: Tensor | float = 0.0
 
 
 Loss = Callable[[CyberSLM, Batch], LossOutput]
@@ -36,16 +36,14 @@ Loss = Callable[[CyberSLM, Batch], LossOutput]
 def next_token_loss(model: CyberSLM, batch: Batch, *, z_loss: float = 0.0) -> LossOutput:
     """Cross-entropy of each row's next tokens; targets `IGNORE` don't count.
 
-    The penalty is ``z_loss`` times the square of each softmax's log normaliser, which keeps logits from drifting
+    The objective adds ``z_loss`` times the square of each softmax's log normaliser, which keeps logits from drifting
     (Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311, section 5).
     """
-    logits_NV = model(batch.input_ids, docs=batch.docs).float().flatten(0, 1)
+    features_ND = model.features(batch.input_ids, docs=batch.docs).flatten(0, 1)
+    head = Head(model.head_weight, model.config.logit_softcap, z_loss)
     targets_N = batch.targets.flatten()
-    loss = F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORE, reduction="sum")
-    trained_N = targets_N != IGNORE
-    if not z_loss:
-        return LossOutput(loss, trained_N.sum())
-    return LossOutput(loss, trained_N.sum(), z_loss * logits_NV.logsumexp(-1)[trained_N].square().sum())
+    sums = linear_cross_entropy(features_ND, head, targets_N, ignore=IGNORE)
+    return LossOutput(*sums, (targets_N != IGNORE).sum())
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ def _accumulate(plan: Plan, model: CyberSLM, batch: Batch, num_tokens: int) -> f
         part = batch.rows(first, first + plan.config.micro_batch_size).to(model.device)
         with plan.autocast():
             output = plan.loss(model, part)
-        ((output.loss_sum + output.penalty_sum) / max(1, num_tokens)).backward()
+        (output.objective / max(1, num_tokens)).backward()
         total += output.loss_sum.detach()
     return total.item()
 

@@ -27,7 +27,7 @@ def ours() -> float:
     model, batch = CyberSLM(CONFIG).train(), random_batch()
 
     def step() -> None:
-        next_token_loss(model, batch).loss_sum.backward()
+        next_token_loss(model, batch).objective.backward()
         model.zero_grad(set_to_none=True)
 
     return 1000 * seconds(step, warm_up=1, repeats=3)

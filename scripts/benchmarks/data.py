@@ -258,7 +258,7 @@ def training_step() -> float:
     batch = batch._replace(input_ids=batch.input_ids % 4096, targets=batch.targets.clamp(max=4095))
 
     def step() -> None:
-        next_token_loss(model, batch).loss_sum.backward()
+        next_token_loss(model, batch).objective.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

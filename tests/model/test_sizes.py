@@ -56,7 +56,7 @@ def test_operations_are_those_that_torch_counts(name: str) -> None:
         model(batch.input_ids)
     assert counter.get_total_flops() == flops_per_token(config, 40, training=False) * batch.input_ids.numel()
     with FlopCounterMode(display=False) as counter:
-        next_token_loss(model, batch).loss_sum.backward()
+        next_token_loss(model, batch).objective.backward()
     assert counter.get_total_flops() == flops_per_token(config, 40, training=True) * batch.input_ids.numel()
 
 
@@ -74,6 +74,6 @@ def test_activations_are_those_that_torch_keeps(name: str) -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = next_token_loss(model, batch).loss_sum
+        loss = next_token_loss(model, batch).objective
     assert loss.requires_grad
     assert sum(kept.values()) == pytest.approx(activation_bytes(config, 3, 40), rel=1e-3)

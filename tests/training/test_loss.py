@@ -57,9 +57,9 @@ def test_z_loss_is_the_squared_log_normaliser_of_trained_tokens() -> None:
         for row, target in zip(model(rows.input_ids).flatten(0, 1), rows.targets.flatten(), strict=True)
         if target != IGNORE
     )
-    assert output.penalty_sum.item() == pytest.approx(0.01 * right, rel=1e-5)
+    assert output.objective.item() - output.loss_sum.item() == pytest.approx(0.01 * right, rel=1e-4)
     assert torch.equal(output.loss_sum, next_token_loss(model, rows).loss_sum)
-    assert next_token_loss(model, batch(ignored=1.0), z_loss=0.01).penalty_sum == 0
+    assert next_token_loss(model, batch(ignored=1.0), z_loss=0.01).objective == 0
 
 
 def test_score_counts_nats_tokens_and_bytes() -> None:
@@ -98,7 +98,7 @@ def test_isolated_rows_cost_what_their_documents_cost_alone(
     alone = [next_token_loss(models[1], Batch(torch.tensor([ids[:-1]]), torch.tensor([ids[1:]]))) for ids in documents]
     assert loader.rows_per_epoch < len(documents)
     for outputs in (together, alone):
-        sum(output.loss_sum for output in outputs).backward()
+        sum(output.objective for output in outputs).backward()
     assert sum(int(o.num_tokens) for o in together) == sum(int(o.num_tokens) for o in alone)
     assert sum(o.loss_sum.item() for o in together) == pytest.approx(sum(o.loss_sum.item() for o in alone), abs=1e-4)
     for one, other in zip(*(model.parameters() for model in models), strict=True):

@@ -100,7 +100,7 @@ def test_recorded_loss_and_norm_are_those_of_the_whole_step() -> None:
     model, rows = CyberSLM(CONFIG, seed=1), Rows((5, 9, 16, 1))
     batch = rows.batch(0)
     output = next_token_loss(model, batch)
-    (output.loss_sum / 31).backward()
+    (output.objective / 31).backward()
     norm = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters()))
     hooks = Hooks()
     go(CyberSLM(CONFIG, seed=1), hooks, rows=rows, micro_batch_size=2, max_steps=1)
@@ -140,7 +140,7 @@ def poisoned(steps: set[int]) -> Callable:
 
     def loss(model: CyberSLM, batch: Batch) -> object:
         output = next_token_loss(model, batch)
-        return output._replace(loss_sum=output.loss_sum * math.inf) if next(calls) in steps else output
+        return output._replace(objective=output.objective * math.inf) if next(calls) in steps else output
 
     return loss
 
