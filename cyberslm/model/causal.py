@@ -11,7 +11,7 @@ the backward pass, for which queries, keys and values are all that is kept. With
 fp32 inside, gradients of keys and values are summed in fp32. In bf16 it takes about half the time of torch's own kernel
 for CPUs (`scripts/bench attention`).
 
-Letters: B batch, N batch times key/value heads, G query heads that share one, T tokens, E head width, R runs.
+Letters: B batch, N batch times key/value heads, G query heads that share one, T tokens, E head width.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from cyberslm.model.norm import at_least_fp32
+from cyberslm.model.sight import cuts_of
 
 BLOCK = 128
 """Queries whose scores are made at once ..."""
@@ -37,16 +38,15 @@ def causal_attention(
     scale: float,
     *,
     window: int | None = None,
-    cuts: Tensor | None = None,
+    runs: Tensor | None = None,
 ) -> Tensor:
     """Each query sees the keys up to its own, the last ``window`` of them: ``(B, H, T, Ev)``, without dropout.
 
-    ``cuts``, int64 ``(R, 3)`` of row, first column and column after the last, keep apart what lies in one row; columns
-    in none get zeros.
+    ``runs`` ``(B, T)``, as `find_runs` numbers them, keep apart what lies in one row; columns in none get zeros.
     """
     kv_heads = k_BKTE.shape[1]
     q_NGTE = q_BHTE.unflatten(1, (kv_heads, -1)).flatten(0, 1)
-    how = _How(scale, window, kv_heads, cuts)
+    how = _How(scale, window, kv_heads, runs)
     mixed_NGTE = _Causal.apply(q_NGTE, k_BKTE.flatten(0, 1), v_BKTE.flatten(0, 1), how)
     return mixed_NGTE.reshape(q_BHTE.shape[:3] + v_BKTE.shape[3:])
 
@@ -56,7 +56,7 @@ class _How(NamedTuple):
     window: int | None
     kv_heads: int
     """Of each row."""
-    cuts: Tensor | None
+    runs: Tensor | None
 
 
 class _Causal(torch.autograd.Function):
@@ -93,10 +93,11 @@ class _Block(NamedTuple):
 
 def _blocks(q_NGTE: Tensor, how: _How) -> Iterator[_Block]:
     heads, group, tokens, _ = q_NGTE.shape
-    runs = [(0, heads, 0, tokens)]
-    if how.cuts is not None:
-        runs = [(row * how.kv_heads, (row + 1) * how.kv_heads, first, last) for row, first, last in how.cuts.tolist()]
-    for low, high, begin, end in runs:
+    pieces = [(0, heads, 0, tokens)]
+    if how.runs is not None:
+        own = how.kv_heads
+        pieces = [(row * own, (row + 1) * own, first, last) for row, first, last in cuts_of(how.runs).tolist()]
+    for low, high, begin, end in pieces:
         at_once = max(1, SCORES // (group * BLOCK * (end - begin)))
         for head in range(low, high, at_once):
             for first in range(begin, end, BLOCK):
@@ -153,7 +154,7 @@ def _backward_shapes(_grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_options: 
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
-_HOW = "float scale, int? window, int kv_heads, Tensor? cuts"
+_HOW = "float scale, int? window, int kv_heads, Tensor? runs"
 torch.library.define("cyberslm::causal_forward", f"(Tensor q, Tensor k, Tensor v, {_HOW}) -> Tensor")
 torch.library.define(
     "cyberslm::causal_backward", f"(Tensor grad, Tensor q, Tensor k, Tensor v, {_HOW}) -> (Tensor, Tensor, Tensor)"

@@ -34,7 +34,7 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Sight, float, float], Tensor]
 def fused(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: float) -> Tensor:
     """torch's ``scaled_dot_product_attention``, or `causal_attention` where that is faster."""
     if not dropout and _has_own(q, sight):
-        mixed = causal_attention(q, k, v, scale, window=sight.window, cuts=sight.runs and sight.runs.cuts)
+        mixed = causal_attention(q, k, v, scale, window=sight.window, runs=sight.runs)
     else:
         plain = sight.causal and sight.window is None
         mixed = F.scaled_dot_product_attention(

@@ -11,7 +11,7 @@ the leading ``model.``.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,10 @@ from cyberslm.model.sight import key_padding
 INIT_STD = 0.02
 
 
+def _block(layer: nn.Module, x: Tensor, plan: Plan) -> Tensor:
+    return layer(x, plan, None)
+
+
 class CyberSLM(nn.Module):
     """The network of ``config``, with weights drawn from ``seed``; ``device="meta"`` leaves them unallocated."""
 
@@ -46,6 +50,7 @@ class CyberSLM(nn.Module):
             self.norm = make_norm(config)
             self.lm_head = None if config.tie_weights else nn.Linear(config.hidden_dim, config.vocab_size, bias=False)
             self.dropout = nn.Dropout(config.dropout)
+        self._compiled: Callable[[nn.Module, Tensor, Plan], Tensor] | None = None
         if torch.device(device).type != "meta":
             self.to_empty(device=device)
             self.init_weights(seed)
@@ -66,6 +71,13 @@ class CyberSLM(nn.Module):
                 continue
             std = residual_std if name.endswith(("o_proj.weight", "down_proj.weight")) else INIT_STD
             parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
+
+    def compile_blocks(self, *, on: bool = True) -> None:
+        """Let ``torch.compile`` turn what all blocks do in training into one graph, at the next forward pass.
+
+        Passes without gradients, whose shapes differ from call to call, stay as they are.
+        """
+        self._compiled = torch.compile(_block, dynamic=False) if on else None
 
     @property
     def device(self) -> torch.device:
@@ -122,8 +134,10 @@ class CyberSLM(nn.Module):
             if plan.real is not None:
                 x = x.masked_fill(~plan.real.unsqueeze(-1), 0.0)
             x = self.dropout(x)
+            run = self._compiled if self.training and torch.is_grad_enabled() else None
             for index, layer in enumerate(self.layers):
-                x = layer(x, plan, None if cache is None else cache.layers[index])
+                held = None if cache is None else cache.layers[index]
+                x = layer(x, plan, held) if run is None else run(layer, x, plan)
             if cache is not None:
                 cache.advance(plan.new_tokens, input_ids.shape[1])
             return self.norm(x)

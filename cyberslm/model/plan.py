@@ -70,10 +70,10 @@ def over_columns(
     if real is None and docs is None:
         return _plain(past, new, rope, windows, device)
     if past == 0 and device.type == "cpu" and (runs := find_runs(real, docs)) is not None:
-        if runs.are_rows():
+        if bool((runs == torch.arange(batch).unsqueeze(1)).all()):
             return _plain(past, new, rope, windows, device)
         positions, lengths = positions_in(runs)
-        rope.require(int(runs.lengths.max()) - 1)
+        rope.require(int(positions.max()))
         sights = {window: Sight(runs=runs, window=window) for window in set(windows)}
         return Plan(rope.lookup(positions, lengths), sights, real)
     positions, lengths = positions_among(real, docs)

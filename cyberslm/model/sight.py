@@ -19,23 +19,6 @@ from torch.nn import functional as F
 from cyberslm.errors import InputError
 
 
-class Runs(NamedTuple):
-    """Rows cut into runs, columns that lie together and are one document; what is in none is padding."""
-
-    cuts: Tensor
-    """Row, first column and column after the last of each run, int64 ``(R, 3)``."""
-    numbers: Tensor
-    """Each column's run, int64 ``(B, T)``; -1 at padding."""
-
-    @property
-    def lengths(self) -> Tensor:
-        return self.cuts[:, 2] - self.cuts[:, 1]
-
-    def are_rows(self) -> bool:
-        """Whether each row is one run, without padding."""
-        return len(self.cuts) == len(self.numbers) and bool((self.numbers >= 0).all())
-
-
 class Sight(NamedTuple):
     """What the queries of one forward pass may look at; without any of these, at every key."""
 
@@ -43,8 +26,8 @@ class Sight(NamedTuple):
     """The queries are the keys' own tokens, and each sees those up to itself, within ``window``."""
     allowed: Tensor | None = None
     """Boolean ``(B or 1, H or 1, T, S)``."""
-    runs: Runs | None = None
-    """Each run of real tokens sees itself, causally and within ``window``; queries and keys are the same tokens."""
+    runs: Tensor | None = None
+    """Each run, as `find_runs` numbers them, sees itself, causally and within ``window``."""
     window: int | None = None
     skip: int = 0
     """Leading keys that no query sees; ``allowed`` doesn't cover them."""
@@ -55,15 +38,15 @@ class Sight(NamedTuple):
             return self.allowed
         places = torch.arange(keys, device=device).unsqueeze(0)
         if self.runs is not None:
-            number = self.runs.numbers.to(device)
-            real = number >= 0
-            return visible(places, places, real=(real, real), docs=(number, number), window=self.window)
+            runs = self.runs.to(device)
+            real = runs >= 0
+            return visible(places, places, real=(real, real), docs=(runs, runs), window=self.window)
         return visible(places[:, keys - queries :], places, window=self.window) if self.causal else None
 
     def blind(self) -> Tensor | None:
         """Boolean ``(B or 1, T, 1)`` of queries that see nothing; None where each sees something."""
         if self.runs is not None:
-            return (self.runs.numbers < 0).unsqueeze(-1)
+            return (self.runs < 0).unsqueeze(-1)
         return None if self.allowed is None else ~self.allowed.any(-1).any(1).unsqueeze(-1)
 
 
@@ -117,33 +100,40 @@ def document_numbers(docs: Tensor, batch: int, columns: int) -> Tensor:
     return docs
 
 
-def find_runs(real: Tensor | None, docs: Tensor | None) -> Runs | None:
-    """The runs of marks and document numbers ``(B, T)`` in host memory.
+def find_runs(real: Tensor | None, docs: Tensor | None) -> Tensor | None:
+    """The run of each column, int64 ``(B, T)``: columns that lie together and are one document; -1 at padding.
 
-    None where a document is in two pieces, or where nothing is real: then no kernel would run, and no gradient reach
-    the projections, not even zeros.
+    Runs are numbered from 0 in the order of rows and columns. From marks and document numbers ``(B, T)`` in host
+    memory. None where a document is in two pieces, or where nothing is real: then no kernel would run, and no gradient
+    reach the projections, not even zeros.
     """
     marks = torch.ones_like(docs, dtype=torch.bool) if real is None and docs is not None else real
     if marks is None:
         raise InputError("runs are those of marks or of document numbers")
     numbers = torch.zeros_like(marks, dtype=torch.int64) if docs is None else docs
-    edge = (marks[:, 1:] != marks[:, :-1]) | (marks[:, 1:] & (numbers[:, 1:] != numbers[:, :-1]))
-    starts = F.pad(edge, (1, 0), value=True)
+    edge = (marks[:, 1:] != marks[:, :-1]) | (numbers[:, 1:] != numbers[:, :-1])
+    starts = F.pad(edge, (1, 0), value=True) & marks
     row, first = starts.nonzero(as_tuple=True)
-    ends = F.pad(edge, (0, 1), value=True)
-    cuts = torch.stack((row, first, ends.nonzero(as_tuple=True)[1] + 1), dim=1)[marks[row, first]]
-    documents = torch.stack((cuts[:, 0], numbers[cuts[:, 0], cuts[:, 1]]), dim=1)
-    if not len(cuts) or len(documents.unique(dim=0)) < len(documents):
+    documents = torch.stack((row, numbers[row, first]), dim=1)
+    if not len(row) or len(documents.unique(dim=0)) < len(documents):
         return None
-    order = (starts & marks).flatten().cumsum(0).view_as(marks) - 1
-    return Runs(cuts, order.masked_fill(~marks, -1))
+    return (starts.flatten().cumsum(0).view_as(marks) - 1).masked_fill(~marks, -1)
 
 
-def positions_in(runs: Runs) -> tuple[Tensor, Tensor]:
+def cuts_of(runs: Tensor) -> Tensor:
+    """Row, first column and column after the last of each run, int64 ``(R, 3)``."""
+    edge = runs[:, 1:] != runs[:, :-1]
+    row, first = F.pad(edge, (1, 0), value=True).nonzero(as_tuple=True)
+    last = F.pad(edge, (0, 1), value=True).nonzero(as_tuple=True)[1]
+    return torch.stack((row, first, last + 1), dim=1)[runs[row, first] >= 0]
+
+
+def positions_in(runs: Tensor) -> tuple[Tensor, Tensor]:
     """Each column's position in its run and the run's length, int64 ``(B, T)``; zeros at padding."""
-    padding, run = runs.numbers < 0, runs.numbers.clamp(min=0)
+    padding, run = runs < 0, runs.clamp(min=0)
+    _, first, last = cuts_of(runs).unbind(1)
     columns = torch.arange(run.shape[1], device=run.device)
-    return (columns - runs.cuts[run, 1]).masked_fill(padding, 0), runs.lengths[run].masked_fill(padding, 0)
+    return (columns - first[run]).masked_fill(padding, 0), (last - first)[run].masked_fill(padding, 0)
 
 
 def positions_among(real: Tensor | None, docs: Tensor | None) -> tuple[Tensor, Tensor]:

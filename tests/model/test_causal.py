@@ -60,7 +60,7 @@ def test_own_kernel_is_the_formula_with_any_blocks(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(causal, "BLOCK", block)
         patch.setattr(causal, "SCORES", scores)
-        mixed = causal_attention(q, k, v, 0.3, window=window, cuts=None if runs is None else runs.cuts)
+        mixed = causal_attention(q, k, v, 0.3, window=window, runs=runs)
         torch.testing.assert_close(mixed, right, rtol=0, atol=1e-12)
         grad = torch.randn(right.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         own, expected = (torch.autograd.grad(out, (q, k, v), grad) for out in (mixed, right))
