@@ -105,11 +105,12 @@ def train(
 
     Prepares the data if needed, goes on from the newest checkpoint if there is one, and writes OUT_DIR/final.
     """
+    from cyberslm.training.process import prepare_for_training
+
+    prepare_for_training()
     from cyberslm.recipes.config import load_run
     from cyberslm.recipes.train import run_training
-    from cyberslm.training.allocator import keep_freed_memory
 
-    keep_freed_memory()
     outcome = run_training(load_run(config, overrides or ()), stop_at=stop_at, quiet=quiet)
     if outcome.signal_number is not None and outcome.final is None:
         raise typer.Exit(128 + outcome.signal_number)

@@ -84,6 +84,10 @@ class TrainRun:
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Arithmetic of matrix products; weights and moments are always fp32. auto = bf16 where the processor has it."""
 
+    compile: Literal["auto", True, False] = "auto"
+    """Fuse the work between matrix products by torch.compile, which needs a C++ compiler; auto = for runs of some ten
+    minutes or more."""
+
     threads: int = 0
     """CPU threads; 0 = all cores. Results are bit-identical only for the same number."""
 
@@ -122,6 +126,7 @@ NOT_THE_RESULT = frozenset(
     {
         "out_dir",
         "threads",
+        "compile",
         "train.micro_batch_size",
         "checkpoint.keep_last",
         "checkpoint.final",
@@ -134,7 +139,7 @@ NOT_THE_RESULT = frozenset(
     }
 )
 """Keys that may change between two starts of one run: they leave its result alone (but for rounding, in the case of
-threads and micro_batch_size), or what they name is compared by content."""
+threads, compile and micro_batch_size), or what they name is compared by content."""
 NOT_THE_RESULT_SECTIONS = ("eval.sample_", "logging.")
 
 

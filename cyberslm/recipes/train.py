@@ -9,6 +9,7 @@ configuration that would change the result it is refused. Everything that can be
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,7 @@ from cyberslm.recipes.data import Say, describe, describe_rows, ensure_prepared,
 from cyberslm.recipes.folder import refuse_other_run, require_space, write_run_files
 from cyberslm.recipes.hooks import RunHooks, check_samples
 from cyberslm.recipes.machine import cpu_threads, on_this_machine
+from cyberslm.training.compiled import compile_and_try, is_worth_compiling
 from cyberslm.training.loss import next_token_loss
 from cyberslm.training.optim import load_optimizer_tensors
 from cyberslm.training.plots import can_plot
@@ -101,6 +103,7 @@ def _train(loaded: Loaded[TrainRun], device: torch.device, screen: Screen, stop_
         autocast=this.autocast,
         loss=partial(next_token_loss, z_loss=run.train.z_loss),
     )
+    compile_if_asked(run, model, plan, this.loader, screen.line)
     screen.start_bar(total=run.train.max_steps, done=state.step, unit="step")
     try:
         with this.interrupts.caught():
@@ -122,6 +125,19 @@ def _start(
     training = load_training(step.path)
     say(f"resuming from {step.path} (step {step.step} of {run.train.max_steps})")
     return found.model, TrainState.from_json(dict(training.state)), training
+
+
+def compile_if_asked(run: TrainRun, model: CyberSLM, plan: Plan, loader: RowLoader, say: Say) -> None:
+    """Compile where the setting or the length of the run asks for it; one warning where it can't be done."""
+    tokens = run.train.max_steps * run.train.global_batch_size * run.model.max_seq_len
+    if run.compile is False or (run.compile == "auto" and not is_worth_compiling(run.model, tokens=tokens)):
+        return
+    started = time.perf_counter()
+    rows = loader.batch(0).rows(0, run.train.micro_batch_size)
+    if (reason := compile_and_try(model, plan.loss, rows, plan.autocast)) is not None:
+        say(f"warning: not compiled, the run goes on without (compile: false leaves this out): {reason}")
+    else:
+        say(f"compiled: {time.perf_counter() - started:.0f} s")
 
 
 def _finish(run: TrainRun, state: TrainState, number: int | None, prepared: Prepared, screen: Screen) -> Outcome:

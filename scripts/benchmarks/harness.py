@@ -1,6 +1,7 @@
 """Contenders measured in turn, each in a process of its own, round after round; medians and ratios as a table.
 
-A contender is a function that measures one figure and returns it. Run with ``--only NAME`` a script measures that one
+A contender is a function that measures one figure and returns it, or several by name, of which the first is compared.
+Run with ``--only NAME`` a script measures that one
 and prints it as JSON, which is how the parent process calls itself. What all contenders need, such as a text, is made
 once, before the first round, in a temporary folder that they find by ``material``.
 """
@@ -23,7 +24,8 @@ from typing import NamedTuple
 
 MATERIAL = "CYBERSLM_BENCH_MATERIAL"
 
-Contender = Callable[[], float]
+Figures = dict[str, float]
+Contender = Callable[[], float | Figures]
 
 
 class Group(NamedTuple):
@@ -63,9 +65,6 @@ def main(
     parser.add_argument("--only", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.only is not None:
-        import torch
-
-        torch.set_num_threads(arguments.threads)
         title, _, name = arguments.only.partition("|")
         json.dump(groups[title].contenders[name](), sys.stdout)
         return
@@ -85,30 +84,35 @@ def main(
     print(f"\nload {os.getloadavg()[0]:.1f} at the end")
 
 
-def _rounds(title: str, group: Group, rounds: int, threads: int) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {name: [] for name in group.contenders}
+def _rounds(title: str, group: Group, rounds: int, threads: int) -> dict[str, list[Figures]]:
+    found: dict[str, list[Figures]] = {name: [] for name in group.contenders}
     for _ in range(rounds):
         for name in group.contenders:
-            found[name].append(_measure(title, name, threads))
+            figures = _measure(title, name, threads)
+            found[name].append(figures if isinstance(figures, dict) else {group.unit: figures})
     return found
 
 
-def _measure(title: str, name: str, threads: int) -> float:
-    command = [sys.executable, sys.argv[0], "--only", f"{title}|{name}", "--threads", str(threads)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _measure(title: str, name: str, threads: int) -> float | Figures:
+    command = [sys.executable, sys.argv[0], "--only", f"{title}|{name}"]
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         sys.exit(f"{title}: {name} failed:\n{done.stderr}")
-    return float(json.loads(done.stdout.splitlines()[-1]))
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def _table(title: str, unit: str, found: Mapping[str, list[float]]) -> None:
-    base = statistics.median(next(iter(found.values())))
-    print(f"\n| {title} | {unit} | lowest to highest | first = 1 |\n|---|---|---|---|", flush=True)
-    for name, values in found.items():
+def _table(title: str, unit: str, found: Mapping[str, list[Figures]]) -> None:
+    main_figure, *others = next(iter(found.values()))[0]
+    base = statistics.median(figures[main_figure] for figures in next(iter(found.values())))
+    print(f"\n| {title} | {' | '.join([unit, 'lowest to highest', 'first = 1', *others])} |")
+    print(f"|{'---|' * (4 + len(others))}", flush=True)
+    for name, rounds in found.items():
+        values = [figures[main_figure] for figures in rounds]
         middle = statistics.median(values)
-        print(
-            f"| {name} | {middle:,.2f} | {min(values):,.2f} to {max(values):,.2f} | {middle / base:.3g} |", flush=True
-        )
+        rest = [f"{statistics.median(figures[other] for figures in rounds):,.0f}" for other in others]
+        cells = [f"{middle:,.2f}", f"{min(values):,.2f} to {max(values):,.2f}", f"{middle / base:.3g}", *rest]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 def _processor() -> str:
