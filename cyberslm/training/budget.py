@@ -3,7 +3,8 @@
 The first decision follows a short measured stretch, each later one half of the steps or half of the time that the one
 before had left; so there are few, and the last ones are about so little that the run ends on time at the end of its
 schedule. Should the machine slow down after the last, the run ends when the next step would exceed the time. The first
-step of a call warms up and is not measured. Validations and checkpoints count: they are time between steps.
+step of a call warms up and is not measured, and steps of a batch ramp say nothing about those after it. Validations and
+checkpoints count: they are time between steps.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ class Budget:
     """The clock of one call of the training loop."""
 
     def __init__(self, config: TrainConfig, *, warmup_steps: int, clock: Callable[[], float]) -> None:
-        self._config, self._warmup, self._clock = config, warmup_steps, clock
-        self._limit = config.max_seconds
+        self._config, self._clock, self._limit = config, clock, config.max_seconds
+        self._ramp_steps = sum(steps for steps, _ in config.batch_ramp)
+        self._settled = max(warmup_steps, self._ramp_steps + PROBE_STEPS if self._ramp_steps else 0)
         self._last, self._steps, self._measured = clock(), 0, 0.0
 
     def after_step(self, state: TrainState) -> Decision | None:
@@ -39,6 +41,8 @@ class Budget:
         if self._steps > 1:
             self._measured += now - self._last
         self._last = now
+        if state.step == self._ramp_steps:
+            self._steps, self._measured = 1, 0.0
         decision = self._decide(state, self._limit)
         if decision is not None:
             state.decisions.append(decision)
@@ -61,7 +65,7 @@ class Budget:
 
     def _is_due(self, state: TrainState, limit: float) -> bool:
         if not state.decisions:
-            measured = self._steps > PROBE_STEPS and state.step >= self._warmup
+            measured = self._steps > PROBE_STEPS and state.step >= self._settled
             return measured or state.seconds > limit / 8
         last = state.decisions[-1]
         left = last.total - last.after

@@ -32,9 +32,9 @@ class MetricsFile:
         self._open([line for record, line in _lines(path) if _step(record) <= step] if step else [])
 
     def go_back(self, step: int) -> None:
-        """Drop what came after ``step``."""
+        """Drop what came after ``step``, but for the records of earlier rollbacks."""
         self.close()
-        self._open([line for record, line in _lines(self._path) if _step(record) <= step])
+        self._open([line for record, line in _lines(self._path) if _step(record) <= step or _is_rollback(record)])
 
     def _open(self, kept: list[str]) -> None:
         try:
@@ -82,6 +82,10 @@ def _lines(path: Path) -> list[tuple[dict, str]]:
 def _step(record: Record) -> int:
     step = record.get("step")
     return step if isinstance(step, int) else 0
+
+
+def _is_rollback(record: Record) -> bool:
+    return record.get("type") == "rollback"
 
 
 def _finite(record: Record) -> dict[str, object]:

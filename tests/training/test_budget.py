@@ -75,6 +75,12 @@ def test_warm_up_is_over_before_the_first_decision_unless_it_takes_an_eighth_of_
     assert run(repeat(1.0), warmup=40).decisions[0].after == 13
 
 
+def test_steps_of_a_batch_ramp_are_not_taken_for_those_after_it() -> None:
+    state = run(chain(repeat(0.1, 30), repeat(0.5)), batch_ramp=((10, 1), (20, 2)))
+    assert [decision.after for decision in state.decisions][0] == 40
+    assert {decision.total for decision in state.decisions} == {30 + 194} == {state.step}
+
+
 def test_number_of_steps_stays_the_most() -> None:
     state = run(repeat(0.5), max_steps=50)
     assert (state.step, state.ended) == (50, None)
