@@ -105,6 +105,7 @@ def train(
 
     Prepares the data if needed, goes on from the newest checkpoint if there is one, and writes OUT_DIR/final.
     """
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # it saves while there is a run, and must not end the process else
     from cyberslm.recipes.config import load_run
     from cyberslm.recipes.train import run_training
     from cyberslm.training.allocator import keep_freed_memory

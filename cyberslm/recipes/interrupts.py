@@ -22,7 +22,7 @@ class Interrupts:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Take SIGUSR1, which would end the process otherwise. For all of a run, from preparing its data on."""
+        """Take SIGUSR1, for all of a run, from preparing its data on."""
         with _handled({signal.SIGUSR1: self._save}):
             yield
 

@@ -230,6 +230,26 @@ def test_time_budget_with_a_number_of_steps_ends_at_the_first_of_both(
     assert (state.step, state.ended) == (20, None)
 
 
+def test_number_of_steps_may_not_change_under_a_time_budget(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow(monkeypatch, 2.0)
+    path = make_run({"train.max_time": "10m", "scheduler": {"name": "constant", "warmup_steps": 4}})
+    train(path, stop_at=5)
+    with pytest.raises(
+        ConfigError, match=r"20 there, 40 now\nwith train.max_time the number of steps is already decided"
+    ):
+        train(path, "train.max_steps=40")
+
+
+def test_time_of_less_than_a_step_makes_one_and_publishes_it(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow(monkeypatch, 2.0)
+    path = make_run({"train": {"max_time": "1s"}})
+    outcome = again(path)
+    assert (outcome.state.step, outcome.state.ended) == (1, "max_time")
+    assert files.verify(path.parent / "run" / "final")["step"] == 1
+
+
 def test_patience_ends_the_run_for_good_and_final_is_the_best(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
