@@ -73,7 +73,8 @@ def train(
     Raises `TrainingError` after too many bad steps in a row or rollbacks; the last checkpoint is then still good.
     """
     model.train()
-    budget = Budget(plan.config, warmup_steps=plan.schedule.warmup_steps, clock=plan.clock)
+    pauses = plan.validate_every, plan.save_every
+    budget = Budget(plan.config, warmup_steps=plan.schedule.warmup_steps, pauses=pauses, clock=plan.clock)
     with _own_random_state():
         stopping = False
         while state.step < plan.until and not state.is_over(plan.config) and not stopping:
@@ -84,6 +85,7 @@ def train(
             if (decision := budget.after_step(state)) is not None:
                 hooks.record({"type": "plan", "step": state.step, "total": decision.total, "seconds": decision.seconds})
             stopping = _after_step(plan, state, hooks)
+            budget.after_pause(state)
     return state
 
 

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from safetensors.torch import load_file
 
 from cyberslm import files
 from cyberslm.checkpoint.steps import list_steps
+from cyberslm.data.loader import RowLoader
 from cyberslm.errors import ConfigError, TrainingError
 from cyberslm.recipes.config import load_run
 from cyberslm.recipes.evaluate import evaluate
@@ -194,9 +194,15 @@ def test_setting_that_only_says_when_to_give_up_may_change(make_run: MakeRun, tr
 
 
 def slow(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """A clock for the training loop that moves by ``seconds`` a step."""
-    ticks = count()
-    monkeypatch.setattr("cyberslm.recipes.train.Plan", partial(Plan, clock=lambda: next(ticks) * seconds))
+    """A clock for the training loop that moves by ``seconds`` with each step's batch."""
+    batch, now = RowLoader.batch, [0.0]
+
+    def slowly(self: RowLoader, step: int, **place: int) -> object:
+        now[0] += seconds
+        return batch(self, step, **place)
+
+    monkeypatch.setattr(RowLoader, "batch", slowly)
+    monkeypatch.setattr("cyberslm.recipes.train.Plan", partial(Plan, clock=lambda: now[0]))
 
 
 def test_time_budget_ends_the_run_at_the_end_of_its_schedule_and_for_good(
@@ -272,7 +278,6 @@ def test_patience_without_validation_text_is_refused(make_run: MakeRun) -> None:
 
 def spikes_at(monkeypatch: pytest.MonkeyPatch, *data_steps: int) -> None:
     """Multiply the loss of the rows that step ``n`` of the data has, whenever they come."""
-    from cyberslm.data.loader import RowLoader
     from cyberslm.recipes import train as recipe
 
     real, batch = recipe.next_token_loss, RowLoader.batch
@@ -387,6 +392,7 @@ def test_sigusr1_while_saving_asks_for_another_save(make_run: MakeRun, monkeypat
     from cyberslm.recipes import hooks
 
     real: Callable = hooks.save_model
+    before = signal.getsignal(signal.SIGUSR1)
     calls = []
 
     def save(*args: object) -> None:
@@ -400,4 +406,4 @@ def test_sigusr1_while_saving_asks_for_another_save(make_run: MakeRun, monkeypat
     train(path)
     log = (path.parent / "run" / "train.log").read_text()
     assert [step for step in range(1, 13) if f"step {step}/12 | saved" in log] == [5, 6, 10, 12]
-    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGUSR1) == before

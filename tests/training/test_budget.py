@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import chain, repeat
 
 import pytest
@@ -13,27 +13,27 @@ from cyberslm.training.config import NO_LIMIT, TrainConfig
 from cyberslm.training.state import TrainState
 
 
-def clock_of(seconds: Iterable[float]) -> Callable[[], float]:
-    """A clock that reads 0 first and then moves by what each step took."""
-    times = [0.0]
-    steps = iter(seconds)
+class Clock:
+    now = 0.0
 
-    def clock() -> float:
-        now = times[-1]
-        times.append(now + next(steps))
-        return now
-
-    return clock
+    def __call__(self) -> float:
+        return self.now
 
 
-def run(seconds: Iterable[float], *, warmup: int = 0, state: TrainState | None = None, **changes: object) -> TrainState:
-    """Step until the run is over; ``seconds`` says how long each step takes."""
+def run(
+    seconds: Iterable[float], *, warmup: int = 0, state: TrainState | None = None, pause: float = 0.0, **changes: object
+) -> TrainState:
+    """Step until the run is over; ``seconds`` says how long each step takes, and every tenth is followed by a pause."""
     config = TrainConfig(**{"max_time": "100s", "max_steps": NO_LIMIT, **changes})
-    budget = Budget(config, warmup_steps=warmup, clock=clock_of(chain(seconds, repeat(1e9))))
+    clock, taken = Clock(), iter(seconds)
+    budget = Budget(config, warmup_steps=warmup, pauses=(10, 20), clock=clock)
     state = state or TrainState()
     while not state.is_over(config):
+        clock.now += next(taken)
         state.step += 1
         budget.after_step(state)
+        clock.now += pause * (state.step % 10 == 0)
+        budget.after_pause(state)
     return state
 
 
@@ -64,10 +64,23 @@ def test_machine_that_speeds_up_uses_the_time_gained() -> None:
     assert 99 < state.seconds < 100.001
 
 
-def test_step_too_long_for_the_time_left_is_not_begun() -> None:
-    state = run(chain(repeat(0.5, 60), repeat(40.0)))
-    assert state.ended == "max_time"
-    assert state.seconds <= 110
+def test_time_used_up_by_a_step_ends_the_run_with_it() -> None:
+    state = run(chain(repeat(0.5, 60), repeat(45.0)))
+    assert (state.ended, state.step, state.seconds) == ("max_time", 62, 120.0)
+    assert state.decisions[-1] == (62, 62, 120.0)
+
+
+def test_pauses_at_known_intervals_are_part_of_the_plan_and_mislead_nobody() -> None:
+    """One pause in a short stretch made steps look ten times as long, and the run ended early."""
+    state = run(repeat(0.1), pause=2.0)
+    assert 290 <= state.step <= 340
+    assert 98 <= state.seconds <= 103
+    assert len(state.decisions) < 15
+
+
+def test_pause_just_after_a_batch_ramp_does_not_end_the_run() -> None:
+    state = run(repeat(0.1), pause=4.0, batch_ramp=((10, 1),), state=TrainState(step=9))
+    assert state.seconds > 95
 
 
 def test_warm_up_is_over_before_the_first_decision_unless_it_takes_an_eighth_of_the_time() -> None:
@@ -90,7 +103,9 @@ def test_number_of_steps_stays_the_most() -> None:
 def test_without_a_time_nothing_is_counted_or_decided() -> None:
     state = TrainState(step=3)
     config = TrainConfig()
-    assert Budget(config, warmup_steps=0, clock=clock_of(repeat(1.0))).after_step(state) is None
+    budget = Budget(config, warmup_steps=0, pauses=(1, 1), clock=Clock())
+    assert budget.after_step(state) is None
+    budget.after_pause(state)
     assert state == TrainState(step=3)
     assert state.total_steps(config) == 1000
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import count
 
 import pytest
 import torch
@@ -404,18 +403,28 @@ def test_save_asked_for_is_made_after_the_step_and_the_run_goes_on_alike() -> No
     assert all(torch.equal(a, b) for a, b in zip(*finals, strict=True))
 
 
-def ticking(seconds: float) -> Callable[[], float]:
-    """A clock that is read once a step."""
-    ticks = count()
-    return lambda: next(ticks) * seconds
+class Slow(Rows):
+    """Rows that take two seconds of ``clock`` to come, so that a step takes two seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def batch(self, step: int, *, passed: int = 0) -> Batch:
+        self.now += 2.0
+        return super().batch(step, passed=passed)
+
+    def clock(self) -> float:
+        return self.now
 
 
 @pytest.mark.parametrize("name", ["cosine", "linear", "wsd"])
 def test_run_under_a_time_budget_ends_at_the_end_of_its_schedule(name: str) -> None:
     hooks = Hooks([1.0])
     schedule = SchedulerConfig(name=name, warmup_steps=3, min_lr_ratio=0.1)
-    changes = {"max_time": "60s", "max_steps": 10_000, "every": 10_000, "save_every": 10_000, "clock": ticking(2.0)}
-    state = go(CyberSLM(CONFIG), hooks, schedule=schedule, **changes)
+    changes = {"max_time": "60s", "max_steps": 10_000, "every": 10_000, "save_every": 10_000}
+    rows = Slow()
+    state = go(CyberSLM(CONFIG), hooks, rows=rows, clock=rows.clock, schedule=schedule, **changes)
     rates = [record["lr"] for record in of_type(hooks, "train")]
     assert (state.step, state.seconds, state.ended) == (30, 60.0, "max_time")
     assert (rates[2], rates[-1]) == (pytest.approx(1e-2), pytest.approx(1e-3))
@@ -431,10 +440,11 @@ def test_run_under_a_time_budget_goes_on_with_the_recorded_decisions() -> None:
     changes = {"max_time": "60s", "max_steps": 10_000, "schedule": SchedulerConfig(name="wsd", warmup_steps=3)}
     for stops in ((), (7, 19, 26)):
         model = CyberSLM(CONFIG, seed=1)
-        optimizer, state = build_optimizer(model, OptimizerConfig(lr=1e-2)), TrainState()
+        changes |= {"optimizer": build_optimizer(model, OptimizerConfig(lr=1e-2))}
+        state, rows = TrainState(), Slow()
         for until in (*stops, 10_000):
             state = TrainState.from_json(state.to_json())
-            state = go(model, Hooks(), optimizer=optimizer, state=state, until=until, clock=ticking(2.0), **changes)
+            state = go(model, Hooks(), rows=rows, state=state, until=until, clock=rows.clock, **changes)
         finals.append((weights(model), state.step))
     assert finals[0][1] == finals[1][1] == 30
     assert all(torch.equal(a, b) for a, b in zip(finals[0][0], finals[1][0], strict=True))
