@@ -319,7 +319,6 @@ def test_rollback_repeats_its_bits_whatever_stopped_the_run(
 
 
 def test_rollback_before_the_first_checkpoint_begins_anew(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The truth: steps of a run whose rows begin further on, which is the same as having passed over them."""
     spikes_at(monkeypatch, 36)
     path = make_run({**ROLLBACK, "checkpoint.interval": 100, "eval.interval": 100})
     outcome = again(path)
