@@ -108,6 +108,7 @@ def train(
     from cyberslm.training.process import prepare_for_training
 
     prepare_for_training()
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # it saves while there is a run, and must not end the process else
     from cyberslm.recipes.config import load_run
     from cyberslm.recipes.train import run_training
 

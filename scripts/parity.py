@@ -64,8 +64,19 @@ def main() -> None:
         found[name] = run(arguments.config, folder, way, [*settings, *shared])
         apart = [abs(a - b) for a, b in zip(*(means(losses(found[n], "train")) for n in (name, "fp32")), strict=True)]
         last = losses(found[name], "validation")[-1]
-        print(f"{name}: validation loss {last:.4f}, largest difference of {MEAN_OF}-step means {max(apart):.5f}", flush=True)
-    plot = [sys.executable, "-m", "cyberslm", "plot", *map(str, found.values()), "--out", str(arguments.out / "parity.png")]
+        print(
+            f"{name}: validation loss {last:.4f}, largest difference of {MEAN_OF}-step means {max(apart):.5f}",
+            flush=True,
+        )
+    plot = [
+        sys.executable,
+        "-m",
+        "cyberslm",
+        "plot",
+        *map(str, found.values()),
+        "--out",
+        str(arguments.out / "parity.png"),
+    ]
     subprocess.run(plot, check=True)
 
 

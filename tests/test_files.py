@@ -3,13 +3,16 @@ from __future__ import annotations
 import errno
 import json
 import os
+import platform
 import random
+import re
 import resource
 import signal
 import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -578,6 +581,35 @@ def test_sweep_and_publish_keep_off_what_a_live_process_is_writing(tmp_path):
     assert set(files.verify(tmp_path / "f")["files"]) == {"x"}
 
 
+def test_lock_that_outlives_its_owner_in_a_child_is_told_apart(tmp_path):
+    """A worker process inherits the lock and, when its parent is killed, keeps it."""
+    code = (
+        "import os, sys, time; from cyberslm import files\n"
+        "with files.lock(sys.argv[1]):\n"
+        "    if os.fork() == 0:\n"
+        "        print(os.getpid(), flush=True); time.sleep(60); os._exit(0)\n"
+        "    os._exit(0)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as owner:
+        child = int(owner.stdout.readline())
+        owner.wait()
+        try:
+            words = f"in use by a child of process {owner.pid} on .* since .*, which is gone: end that child"
+            with pytest.raises(StorageError, match=words), files.lock(tmp_path):
+                pass
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "\u0663 2026 host", "99999999999999999999 2026 host", "7"])
+def test_lock_file_with_anything_in_it_is_no_obstacle(tmp_path, text):
+    (tmp_path / ".lock").write_text(text)
+    with files.lock(tmp_path):
+        (tmp_path / ".lock").write_text(text)
+        with pytest.raises(StorageError, match="is in use by"), files.lock(tmp_path):
+            pass
+
+
 def test_a_folder_is_held_by_one_process_and_freed_by_its_death(tmp_path):
     code = (
         "import sys; from cyberslm import files\n"
@@ -592,8 +624,11 @@ def test_a_folder_is_held_by_one_process_and_freed_by_its_death(tmp_path):
         child.kill()
         child.wait()
     with files.lock(tmp_path):
-        assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
-        with pytest.raises(StorageError, match=f"in use by process {os.getpid()}"), files.lock(tmp_path):
+        pid, since, host = (tmp_path / ".lock").read_text().split()
+        assert (int(pid), host) == (os.getpid(), platform.node())
+        assert abs(datetime.now(UTC) - datetime.fromisoformat(since)).total_seconds() < 60
+        owner = re.escape(f"process {pid} on {host} since {since}")
+        with pytest.raises(StorageError, match=f"in use by {owner}; wait"), files.lock(tmp_path):
             pass
     with pytest.raises(ZeroDivisionError), files.lock(tmp_path):
         1 / 0  # noqa: B018

@@ -104,10 +104,15 @@ def load_training(folder: Path) -> TrainingFiles:
         tensors = load_file(folder / OPTIMIZER)
     except (SafetensorError, OSError) as error:
         raise IntegrityError(f"{folder / OPTIMIZER} can't be read: {error}") from error
+    return TrainingFiles(tensors, load_state(folder))
+
+
+def load_state(folder: Path) -> dict[str, object]:
+    """The state of a step folder that has been verified, without its tensors."""
     state = read_json(folder / STATE)
     if not isinstance(state, dict):
         raise IntegrityError(f"{folder / STATE} does not hold an object")
-    return TrainingFiles(tensors, state)
+    return state
 
 
 def verify_model(folder: Path) -> dict:

@@ -1,15 +1,15 @@
 """The step folders of a run: ``checkpoints/step-00001000/``.
 
 A checkpoint exists if and only if its manifest verifies. Which one is newest or best is computed from the manifests, in
-numeric order of their steps, never from names, times or a pointer file. Rotation keeps the newest ``keep_last`` and the
-best, deletes only after the new one is on disk, and touches nothing it doesn't know.
+numeric order of their steps, never from names, times or a pointer file. Rotation keeps the newest ``keep_last``, the
+best and what it is told to, deletes only after the new one is on disk, and touches nothing it doesn't know.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,19 +74,28 @@ def best(steps: list[Step]) -> Step | None:
     return first if first is not None and first.validation_loss is not None else None
 
 
-def rotate(checkpoints: Path, keep_last: int, *, current: int) -> list[Path]:
-    """Delete all but the newest ``keep_last`` and the best up to the step just written; return what was deleted.
+def rotate(checkpoints: Path, keep_last: int, *, current: int, keep: Collection[int] = ()) -> list[Path]:
+    """Delete all but the newest ``keep_last``, the best and the steps ``keep`` up to the step just written.
+
+    Returns what was deleted.
 
     A later step can only be one that was passed over as damaged; it is neither counted nor touched.
     """
     steps = [step for step in list_steps(checkpoints) if step.step <= current]
-    kept = {step.step for step in steps[-keep_last:]}
+    kept = {*keep, *(step.step for step in steps[-keep_last:])}
     if (top := best(steps)) is not None:
         kept.add(top.step)
     gone = [step.path for step in steps if step.step not in kept]
     for path in gone:
         files.remove(path)
     return gone
+
+
+def remove_after(checkpoints: Path, step: int) -> None:
+    """Delete the checkpoints of later steps than ``step``: a run that went back to it makes those steps anew."""
+    for found in list_steps(checkpoints):
+        if found.step > step:
+            files.remove(found.path)
 
 
 def ranked(steps: list[Step]) -> list[Step]:

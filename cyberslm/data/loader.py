@@ -70,7 +70,8 @@ class Quota(NamedTuple):
 class RowLoader:
     """Batches of a token store; holds no position of its own.
 
-    ``batch_rows`` is the number of rows of one optimizer step, over all ranks and micro-batches. ``mixture`` gives each
+    ``batch_rows`` is the number of rows of one optimizer step, over all ranks and micro-batches; ``ramp`` has stages of
+    (steps, rows) before it. ``mixture`` gives each
     source's share of the rows, or its epochs in one of the mixture, by number; without it all rows come once an epoch.
     Raises DataError for a store that has nothing to learn from or that ``mixture`` does not fit.
     """
@@ -86,6 +87,7 @@ class RowLoader:
     isolate: bool = False
     mixture: Mapping[int, float] = field(default_factory=dict)
     mixture_unit: MixtureUnit = "share"
+    ramp: Sequence[tuple[int, int]] = ()
 
     def __post_init__(self) -> None:
         if self.seq_len < 1 or self.batch_rows < 1:
@@ -117,23 +119,37 @@ class RowLoader:
         each = zip(self.store.sources, self._mixture.num_rows, self._mixture.quotas, strict=True)
         return [Quota(source.source, rows, float(quota)) for source, rows, quota in each]
 
-    def batch(self, step: int, *, rank: int = 0, world: int = 1, part: int = 0, parts: int = 1) -> Batch:
+    def first_row(self, step: int) -> int:
+        """How many rows the steps before ``step`` take."""
+        first = 0
+        for steps, rows in self.ramp:
+            if step <= steps:
+                return first + step * rows
+            first, step = first + steps * rows, step - steps
+        return first + step * self.batch_rows
+
+    def batch(  # noqa: PLR0913 (a place among ranks and parts)
+        self, step: int, *, rank: int = 0, world: int = 1, part: int = 0, parts: int = 1, passed: int = 0
+    ) -> Batch:
         """Micro-batch ``part`` of ``parts`` for ``rank`` of ``world`` at ``step``; together they are the whole step.
 
-        The step's rows are cut into world * parts runs whose sizes differ by at most one.
+        The step's rows are cut into world * parts runs whose sizes differ by at most one. They are the rows ``passed``
+        places further on in the order than the step's own.
         """
         slices, index = world * parts, rank * parts + part
-        if not (0 <= rank < world and 0 <= part < parts and step >= 0):
+        if not (0 <= rank < world and 0 <= part < parts and step >= 0 and passed >= 0):
             raise InputError(f"no slice: step {step}, rank {rank} of {world}, part {part} of {parts}")
-        if slices > self.batch_rows:
-            raise InputError(f"{self.batch_rows} rows a step can't be cut into {world} ranks x {parts} parts")
-        first = step * self.batch_rows
-        pairs = self._order(first + self.batch_rows * index // slices, first + self.batch_rows * (index + 1) // slices)
+        first = self.first_row(step)
+        rows = self.first_row(step + 1) - first
+        if slices > rows:
+            raise InputError(f"{rows} rows a step can't be cut into {world} ranks x {parts} parts")
+        first += passed
+        pairs = self._order(first + rows * index // slices, first + rows * (index + 1) // slices)
         return self._read(pairs, docs=self.isolate)
 
     def bordered(self, step: int) -> Batch:
         """The whole batch of a step, with its documents numbered even where they are not isolated: to look at."""
-        return self._read(self._order(step * self.batch_rows, (step + 1) * self.batch_rows), docs=True)
+        return self._read(self._order(self.first_row(step), self.first_row(step + 1)), docs=True)
 
     def sequential(self, batch_rows: int, *, limit: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
         """Every row once, in the order of the text; the last batch may have fewer rows. Ranks take batches in turn.

@@ -10,11 +10,13 @@ import errno
 import fcntl
 import hashlib
 import os
+import platform
 import re
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cyberslm.errors import ConfigError, StorageError
@@ -67,7 +69,11 @@ def sha256_file(path: str | Path) -> str:
 
 @contextmanager
 def lock(folder: str | Path) -> Iterator[None]:
-    """Hold a folder for this process. Raises ``StorageError`` when another holds it; a killed holder's lock is free."""
+    """Hold a folder for this process; ``.lock`` says which process on which host, since when.
+
+    Raises ``StorageError`` when another holds it. The kernel drops a lock with its process, so that what a killed one
+    left is only text and is written over.
+    """
     path = Path(folder) / ".lock"
     with storage_errors(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
@@ -75,19 +81,41 @@ def lock(folder: str | Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = stream.read(20).decode(errors="replace").strip()
-            who = f"process {holder}" if holder.isdigit() else "another process"
+            who = _holder(stream.read(400).decode(errors="replace"))
             raise StorageError(f"{folder} is in use by {who}; wait for it or choose another folder") from None
         except OSError as error:
             raise StorageError(f"{folder} cannot be locked: {error.strerror}") from error
         try:
             with storage_errors(path):
                 stream.truncate(0)
-                stream.write(f"{os.getpid()}\n".encode())
+                since = datetime.now(UTC).isoformat(timespec="seconds")
+                stream.write(f"{os.getpid()} {since} {platform.node()}\n".encode())
             yield
         finally:
             stream.truncate(0)
             fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def _holder(text: str) -> str:
+    """The owner named in a lock file. A dead one's lock lives on only in a child that it left behind."""
+    pid, _, rest = text.strip().partition(" ")
+    since, _, host = rest.partition(" ")
+    if not (pid.isascii() and pid.isdigit()):
+        return "another process"
+    known = f" on {host} since {since}" if host else ""
+    if host == platform.node() and not _is_alive(int(pid)):
+        return f"a child of process {pid}{known}, which is gone: end that child"
+    return f"process {pid}{known}"
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
 
 
 def require_space(folder: str | Path, needed: int, *, what: str) -> None:

@@ -12,9 +12,9 @@ from cyberslm.data.config import DataConfig
 from cyberslm.errors import ConfigError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.text.config import TokenizerConfig
+from cyberslm.training.config import NO_LIMIT, TrainConfig
 from cyberslm.training.optim import OptimizerConfig
 from cyberslm.training.schedule import SchedulerConfig
-from cyberslm.training.trainer import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class CheckpointConfig:
     """Step folders of the run."""
 
     interval: int = 500
-    """Steps between checkpoints; there is one more at each best validation, at the end, on Ctrl-C and on SIGTERM."""
+    """Steps between checkpoints; there is one more at each best validation, at the end and on a signal."""
 
     keep_last: int = 2
     """Newest checkpoints to keep; the one with the best validation loss is kept besides."""
@@ -128,6 +128,8 @@ NOT_THE_RESULT = frozenset(
         "threads",
         "compile",
         "train.micro_batch_size",
+        "train.max_bad_steps",
+        "train.max_rollbacks",
         "checkpoint.keep_last",
         "checkpoint.final",
         "data.threads",
@@ -139,14 +141,20 @@ NOT_THE_RESULT = frozenset(
     }
 )
 """Keys that may change between two starts of one run: they leave its result alone (but for rounding, in the case of
-threads, compile and micro_batch_size), or what they name is compared by content."""
+threads, compile and micro_batch_size), only say when it gives up, or what they name is compared by content."""
 NOT_THE_RESULT_SECTIONS = ("eval.sample_", "logging.")
 
 
 def load_run(path: Path | str, overrides: Sequence[str] = ()) -> Loaded[TrainRun]:
-    """Read a run's YAML and overrides. A size of the vocabulary that is given once counts for tokenizer and model."""
+    """Read a run's YAML and overrides.
+
+    A size of the vocabulary that is given once counts for tokenizer and model. A time budget without a number of steps
+    sets no limit to them.
+    """
     loaded = load(path, TrainRun, overrides)
     run = loaded.value
+    if run.train.max_time is not None and "train.max_steps" not in loaded.given:
+        run = replace(run, train=replace(run.train, max_steps=NO_LIMIT))
     if run.tokenizer.path is None and loaded.given & _SIZES == {"model.vocab_size"}:
         run = replace(run, tokenizer=replace(run.tokenizer, vocab_size=run.model.vocab_size))
     elif "model.vocab_size" not in loaded.given:

@@ -160,6 +160,7 @@ def row_loader(run: TrainRun, prepared: Prepared, store: TokenStore) -> RowLoade
         isolate=run.data.isolate_documents,
         mixture=run.data.parts if store is prepared.train else {},
         mixture_unit=run.data.mixture_unit,
+        ramp=run.train.batch_ramp,
     )
 
 

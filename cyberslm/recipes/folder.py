@@ -10,13 +10,20 @@ from cyberslm.config import Loaded, differences, dump, load
 from cyberslm.errors import ConfigError
 from cyberslm.recipes.config import NOT_THE_RESULT, NOT_THE_RESULT_SECTIONS, TrainRun
 from cyberslm.recipes.machine import environment
+from cyberslm.training.schedule import Decision, holds
+
+LENGTH = "train.max_steps"
 
 
-def refuse_other_run(run: TrainRun) -> None:
-    """Stop when the folder holds checkpoints of a configuration with another result."""
+def refuse_other_run(run: TrainRun) -> str | None:
+    """Stop when the folder holds checkpoints of a configuration with another result.
+
+    ``train.max_steps`` may change as long as no step made so far depended on it; then that is returned in words.
+    """
     kept = run.folder / "config.yaml"
-    if not list_steps(run.folder / "checkpoints"):
-        return
+    steps = list_steps(run.folder / "checkpoints")
+    if not steps:
+        return None
     if not kept.exists():
         raise ConfigError(
             f"out_dir: {run.folder} holds checkpoints, but the config.yaml of their run is gone: restore it, choose"
@@ -30,19 +37,41 @@ def refuse_other_run(run: TrainRun) -> None:
         and not key.startswith(NOT_THE_RESULT_SECTIONS)
         and not key.startswith("model.vocab")
     }
+    said, why, done = None, "", steps[-1].step
+    if set(changed) == {LENGTH} and not (why := _why_not(before, run, done)):
+        old, new = changed.pop(LENGTH)
+        said = f"{LENGTH} is {new:,} now, it was {old:,}: the {done:,} steps made so far are the same in both"
     if changed:
         lines = "".join(f"\n  {key}: {old!r} there, {new!r} now" for key, (old, new) in sorted(changed.items()))
         raise ConfigError(
-            f"out_dir: {run.folder} holds a run with another configuration:{lines}\n"
+            f"out_dir: {run.folder} holds a run with another configuration:{lines}\n{why}"
             "choose another out_dir, delete that folder to start anew, or give the same settings to go on with it"
         )
+    return said
+
+
+def _why_not(before: TrainRun, run: TrainRun, done: int) -> str:
+    """Why ``train.max_steps`` can't change after ``done`` steps; empty if it can."""
+    if run.train.max_time is not None:
+        return "with train.max_time the number of steps is already decided; "
+    if run.train.max_steps < done:
+        return f"step {done} is made already; "
+    for total in (before.train.max_steps, run.train.max_steps):
+        if not holds(done, run.scheduler, [Decision(0, total)]):
+            return (
+                f"with {total} steps the {run.scheduler.name} rate is below its peak at step {done}, so the steps made"
+                " would have been others; "
+            )
+    return ""
 
 
 def require_space(run: TrainRun) -> None:
-    """The kept checkpoints (weights and two moments, fp32), the one being written, and final/."""
+    """The kept checkpoints (weights, two moments and perhaps their mean, fp32), the one being written, and final/."""
     writes = run.train.max_steps // min(run.checkpoint.interval, run.eval.interval) + 2
-    missing = max(1, min(run.checkpoint.keep_last + 2, writes) - len(list_steps(run.folder / "checkpoints")))
-    needed = run.model.num_parameters * 4 * (3 * missing + 1)
+    kept = run.checkpoint.keep_last + 2 + (run.train.on_spike == "rollback")
+    missing = max(1, min(kept, writes) - len(list_steps(run.folder / "checkpoints")))
+    copies = 4 if run.train.ema_decay else 3
+    needed = run.model.num_parameters * 4 * (copies * missing + 1)
     files.require_space(run.folder, needed, what="checkpoints and final/")
 
 

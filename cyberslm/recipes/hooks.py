@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from types import FrameType
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from cyberslm import files
-from cyberslm.checkpoint.folder import TrainingFiles, save_model
-from cyberslm.checkpoint.steps import rotate, step_folder
+from cyberslm.checkpoint.folder import TrainingFiles, load_model, load_training, save_model
+from cyberslm.checkpoint.steps import remove_after, rotate, step_folder
 from cyberslm.data.prepare import Prepared
 from cyberslm.decoding.loop import budget_for
 from cyberslm.decoding.sampling import SamplingParams
@@ -19,43 +20,15 @@ from cyberslm.generation.engine import Engine
 from cyberslm.model.model import CyberSLM
 from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.data import bytes_per_id, row_loader
+from cyberslm.recipes.interrupts import Interrupts
 from cyberslm.recipes.machine import autocast, package_version
 from cyberslm.text.tokenizer import Tokenizer
+from cyberslm.training.ema import TRAINED, WeightMean
 from cyberslm.training.loss import Score, measure
-from cyberslm.training.optim import build_optimizer, optimizer_tensors
+from cyberslm.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from cyberslm.training.plots import can_plot, loss_curve
-from cyberslm.training.trackers import Meter, MetricsFile, Record, Screen, read_metrics, validation_line
-from cyberslm.training.trainer import TrainState
-
-
-class Interrupts:
-    """Ctrl-C and SIGTERM ask the loop to save and stop; a second one ends the process at once."""
-
-    def __init__(self) -> None:
-        self.number: int | None = None
-
-    @contextmanager
-    def caught(self) -> Iterator[None]:
-        try:
-            before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not the main thread of the program: signals are its business
-            before = {}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _handle(self, number: int, _frame: FrameType | None) -> None:
-        again = self.number is not None
-        said = (
-            b"quit without saving" if again else b"saving after this step, then stopping (again: quit without saving)"
-        )
-        with suppress(OSError):
-            os.write(2, b"\n" + said + b"\n")
-        if again:
-            raise SystemExit(128 + number)
-        self.number = number
+from cyberslm.training.state import TrainState
+from cyberslm.training.trackers import Meter, MetricsFile, Record, Screen, event_line, read_metrics, validation_line
 
 
 def sampling(run: TrainRun) -> SamplingParams:
@@ -72,34 +45,58 @@ def check_samples(run: TrainRun, tokenizer: Tokenizer) -> None:
 class RunHooks:
     """One run in its folder: the hooks of the training loop and what they need."""
 
-    def __init__(self, run: TrainRun, model: CyberSLM, prepared: Prepared, state: TrainState, screen: Screen) -> None:
-        self.run, self.model, self.prepared, self.screen = run, model, prepared, screen
-        self.optimizer = build_optimizer(model, run.optimizer)
-        self.interrupts = Interrupts()
+    def __init__(
+        self,
+        run: TrainRun,
+        model: CyberSLM,
+        prepared: Prepared,
+        state: TrainState,
+        screen: Screen,
+        interrupts: Interrupts,
+    ) -> None:
+        self.run, self.model, self.prepared, self.screen, self.interrupts = run, model, prepared, screen, interrupts
+        products = torch.float32 if run.precision == "fp32" else torch.bfloat16
+        self.optimizer = build_optimizer(model, run.optimizer, products=products)
+        self.mean = WeightMean(model, run.train.ema_decay) if run.train.ema_decay else None
         self.metrics = MetricsFile(run.folder / "metrics.jsonl", step=state.step)
         self.samples = MetricsFile(run.folder / "samples.jsonl", step=state.step)
-        self.meter = Meter(total_steps=run.train.max_steps, interval=run.logging.interval)
+        self.meter = Meter(total_steps=state.total_steps(run.train), interval=run.logging.interval)
         self.bytes_per_id = bytes_per_id(prepared.tokenizer)
         self.autocast = autocast(run.precision, model.device)
         self.loader = row_loader(run, prepared, prepared.train)
 
     def record(self, record: Record) -> None:
         self.metrics.write(record)
-        if record["type"] == "validation":
-            self.screen.line(validation_line(record, total_steps=self.run.train.max_steps))
-        elif (line := self.meter.add(record)) is not None:
-            self.screen.line(line)
         if record["type"] == "train":
             self.screen.advance(int(str(record["step"])))
+            line = self.meter.add(record)
+        elif record["type"] == "validation":
+            line = validation_line(record, total_steps=self.meter.total_steps)
+        else:
+            line = event_line(record)
+        if record["type"] == "plan":
+            self.meter.total_steps = int(str(record["total"]))
+        if line is not None:
+            self.screen.line(line)
 
     def validate(self, state: TrainState) -> Score | None:
-        self._sample(state.step)
-        if self.prepared.validation is None:
-            return None
-        loader = row_loader(self.run, self.prepared, self.prepared.validation)
-        batches = loader.sequential(self.run.train.micro_batch_size, limit=self.run.eval.max_rows)
-        with self.autocast():
-            return measure(self.model, batches, self.bytes_per_id, name=self.prepared.validation_source)
+        with self._published():
+            self._sample(state.step)
+            if self.prepared.validation is None:
+                return None
+            loader = row_loader(self.run, self.prepared, self.prepared.validation)
+            batches = loader.sequential(self.run.train.micro_batch_size, limit=self.run.eval.max_rows)
+            with self.autocast():
+                return measure(self.model, batches, self.bytes_per_id, name=self.prepared.validation_source)
+
+    @contextmanager
+    def _published(self) -> Iterator[Mapping[str, Tensor]]:
+        """The model holds the weights to judge and to publish; what is yielded must be saved besides to go on."""
+        if self.mean is None:
+            yield {}
+            return
+        with self.mean.applied() as trained:
+            yield trained
 
     def _sample(self, step: int) -> None:
         prompts = self.run.eval.sample_prompts
@@ -121,15 +118,49 @@ class RunHooks:
         if score is not None and math.isfinite(score.loss):
             by_source = {name: part.figures() for name, part in score.by_source.items()}
             fields["validation"] = score.figures() | ({"by_source": by_source} if by_source else {})
-        training = TrainingFiles(optimizer_tensors(self.optimizer, self.model), state.to_json())
+        if self.mean is not None:
+            fields["ema_decay"] = self.run.train.ema_decay
+        self.interrupts.wants_save = False
         self.metrics.sync()
         self.samples.sync()
-        checkpoints = self.run.folder / "checkpoints"
-        target = step_folder(checkpoints, state.step)
-        save_model(target, self.model, self.prepared.tokenizer, fields, training)
-        rotate(checkpoints, self.run.checkpoint.keep_last, current=state.step)
-        self.screen.line(f"step {state.step}/{self.run.train.max_steps} | saved {target}")
+        target = step_folder(self.checkpoints, state.step)
+        with self._published() as trained:
+            tensors = {**optimizer_tensors(self.optimizer, self.model), **trained}
+            save_model(target, self.model, self.prepared.tokenizer, fields, TrainingFiles(tensors, state.to_json()))
+        returns = self.run.train.on_spike == "rollback"
+        scheduled = state.step // self.run.checkpoint.interval * self.run.checkpoint.interval
+        rotate(
+            self.checkpoints, self.run.checkpoint.keep_last, current=state.step, keep=(scheduled,) if returns else ()
+        )
+        self.screen.line(f"step {state.step}/{self.meter.total_steps or '?'} | saved {target}")
         self._plot()
+
+    def load_training(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put a checkpoint's training tensors back, the model holding the weights that it published."""
+        trained = {name: tensor for name, tensor in tensors.items() if name.startswith(f"{TRAINED}/")}
+        if self.mean is not None:
+            self.mean.load(trained)
+            tensors = {name: tensor for name, tensor in tensors.items() if name not in trained}
+        load_optimizer_tensors(self.optimizer, self.model, tensors)
+
+    @torch.no_grad()
+    def go_back(self, step: int) -> TrainState:
+        if step == 0:
+            self.model.init_weights(self.run.seed)
+            self.optimizer.state.clear()
+            if self.mean is not None:
+                self.mean.reset()
+            state = TrainState()
+        else:
+            folder = step_folder(self.checkpoints, step)
+            found, training = load_model(folder, device=self.model.device), load_training(folder)
+            self.model.load_state_dict(found.model.state_dict())
+            self.load_training(training.tensors)
+            state = TrainState.from_json(dict(training.state))
+        self.metrics.go_back(step)
+        self.samples.go_back(step)
+        remove_after(self.checkpoints, step)
+        return state
 
     def _plot(self) -> None:
         if self.run.logging.plots and can_plot():
@@ -137,8 +168,15 @@ class RunHooks:
             png = loss_curve(read_metrics(self.run.folder / "metrics.jsonl"), title=self.run.folder.name)
             files.write_bytes(folder / "loss.png", png)
 
+    def should_save(self) -> bool:
+        return self.interrupts.wants_save
+
     def should_stop(self) -> bool:
         return self.interrupts.number is not None
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.run.folder / "checkpoints"
 
     def close(self) -> None:
         self.metrics.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -157,6 +158,7 @@ def _rows(loader: RowLoader) -> Iterator[str]:
 def _samples(loader: RowLoader, tokenizer: Tokenizer, *, samples: int, seed: int, colour: bool) -> Iterator[str]:
     if samples:
         yield f"random rows; {COLOURED if colour else LEGEND}"
+    loader = replace(loader, ramp=())  # steps of one size, so that a row's place gives its step
     for sample in range(samples):
         step, row = divmod(
             int(row_at(seed, 0, sample % loader.rows_per_epoch, loader.rows_per_epoch)), loader.batch_rows

@@ -21,6 +21,7 @@ from cyberslm.checkpoint.folder import (
     ModelFolder,
     TrainingFiles,
     load_model,
+    load_state,
     load_training,
     save_model,
     verify_model,
@@ -35,14 +36,16 @@ from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.data import Say, describe, describe_rows, ensure_prepared, fit_model
 from cyberslm.recipes.folder import refuse_other_run, require_space, write_run_files
 from cyberslm.recipes.hooks import RunHooks, check_samples
+from cyberslm.recipes.interrupts import Interrupts
 from cyberslm.recipes.machine import cpu_threads, on_this_machine
 from cyberslm.training.compiled import compile_and_try, is_worth_compiling
+from cyberslm.training.config import NO_LIMIT
 from cyberslm.training.loss import next_token_loss
-from cyberslm.training.optim import load_optimizer_tensors
+from cyberslm.training.optim import group_sizes
 from cyberslm.training.plots import can_plot
-from cyberslm.training.schedule import learning_rate
+from cyberslm.training.state import TrainState
 from cyberslm.training.trackers import Record, Screen, short
-from cyberslm.training.trainer import Plan, TrainState, train
+from cyberslm.training.trainer import Plan, train
 
 
 @dataclass(frozen=True)
@@ -62,18 +65,23 @@ def run_training(loaded: Loaded[TrainRun], *, stop_at: int | None = None, quiet:
     run, device = on_this_machine(run)
     loaded = replace(loaded, value=run)
     files.make_folder(run.folder / "checkpoints")
-    with files.lock(run.folder), cpu_threads(run.threads):
+    interrupts = Interrupts()
+    with files.lock(run.folder), cpu_threads(run.threads), interrupts.saving():
         files.sweep(run.folder)
         files.sweep(run.folder / "checkpoints")
-        refuse_other_run(run)
+        other_length = refuse_other_run(run)
         screen = Screen(run.folder / "train.log", quiet=quiet)
         try:
-            return _train(loaded, device, screen, stop_at)
+            if other_length is not None:
+                screen.line(other_length)
+            return _train(loaded, device, screen, interrupts, stop_at)
         finally:
             screen.close()
 
 
-def _train(loaded: Loaded[TrainRun], device: torch.device, screen: Screen, stop_at: int | None) -> Outcome:
+def _train(
+    loaded: Loaded[TrainRun], device: torch.device, screen: Screen, interrupts: Interrupts, stop_at: int | None
+) -> Outcome:
     run = loaded.value
     step = newest(run.folder / "checkpoints", screen.line)
     done = _finished(run, step)
@@ -83,35 +91,45 @@ def _train(loaded: Loaded[TrainRun], device: torch.device, screen: Screen, stop_
     prepared = ensure_prepared(run, screen.line)
     run = replace(run, model=fit_model(run.model, prepared.tokenizer, given=loaded.given))
     check_samples(run, prepared.tokenizer)
+    _check_patience(run, prepared)
     require_space(run)
     write_run_files(loaded, run)
     model, state, training = _start(run, step, device, screen.line)
-    this = RunHooks(run, model, prepared, state, screen)
+    this = RunHooks(run, model, prepared, state, screen, interrupts)
     if training is not None:
-        load_optimizer_tensors(this.optimizer, model, training.tensors)
+        this.load_training(training.tensors)
     if state.step == 0:
         this.metrics.write(_run_record(run, this.loader, prepared))
     for line in (*describe(prepared), *header(run, this.loader, device)):
         screen.line(line)
     plan = Plan(
         config=run.train,
+        schedule=run.scheduler,
         seed=run.seed,
-        rate=partial(learning_rate, peak=run.optimizer.lr, total=run.train.max_steps, config=run.scheduler),
         until=run.train.max_steps if stop_at is None else stop_at,
         validate_every=run.eval.interval,
         save_every=run.checkpoint.interval,
         autocast=this.autocast,
         loss=partial(next_token_loss, z_loss=run.train.z_loss),
+        mean=this.mean,
     )
     compile_if_asked(run, model, plan, this.loader, screen.line)
-    screen.start_bar(total=run.train.max_steps, done=state.step, unit="step")
+    screen.start_bar(total=state.total_steps(run.train), done=state.step, unit="step")
     try:
-        with this.interrupts.caught():
-            train(plan, model, this.optimizer, this.loader, state, this)
+        with interrupts.stopping():
+            state = train(plan, model, this.optimizer, this.loader, state, this)
     finally:
         screen.stop_bar()
         this.close()
-    return _finish(run, state, this.interrupts.number, prepared, screen)
+    return _finish(run, state, interrupts.number, prepared, screen)
+
+
+def _check_patience(run: TrainRun, prepared: Prepared) -> None:
+    if run.train.patience and prepared.validation is None:
+        raise ConfigError(
+            f"train.patience is {run.train.patience} and there is no validation text: set data.validation_fraction or"
+            " data.validation, or train.patience=0"
+        )
 
 
 def _start(
@@ -123,14 +141,14 @@ def _start(
     if found.model.config != run.model:
         raise ConfigError(f"{step.path} holds a model of another shape than the configuration: choose another out_dir")
     training = load_training(step.path)
-    say(f"resuming from {step.path} (step {step.step} of {run.train.max_steps})")
-    return found.model, TrainState.from_json(dict(training.state)), training
+    state = TrainState.from_json(dict(training.state))
+    say(f"resuming from {step.path} (step {step.step} of {state.total_steps(run.train) or '?'})")
+    return found.model, state, training
 
 
 def compile_if_asked(run: TrainRun, model: CyberSLM, plan: Plan, loader: RowLoader, say: Say) -> None:
     """Compile where the setting or the length of the run asks for it; one warning where it can't be done."""
-    tokens = run.train.max_steps * run.train.global_batch_size * run.model.max_seq_len
-    if run.compile is False or (run.compile == "auto" and not is_worth_compiling(run.model, tokens=tokens)):
+    if run.compile is False or (run.compile == "auto" and not is_worth_compiling(run.model, run.train)):
         return
     started = time.perf_counter()
     rows = loader.batch(0).rows(0, run.train.micro_batch_size)
@@ -141,20 +159,23 @@ def compile_if_asked(run: TrainRun, model: CyberSLM, plan: Plan, loader: RowLoad
 
 
 def _finish(run: TrainRun, state: TrainState, number: int | None, prepared: Prepared, screen: Screen) -> Outcome:
-    if state.step < run.train.max_steps:
-        screen.line(f"stopped at step {state.step} of {run.train.max_steps}; the same command goes on from there")
+    if not state.is_over(run.train):
+        total = state.total_steps(run.train) or "?"
+        screen.line(f"stopped at step {state.step} of {total}; the same command goes on from there")
         return Outcome(state, None, number)
     chosen, found = _choose(run, screen.line)
     kept = {
         key: found.manifest[key]
-        for key in ("step", "data_sha256", "cyberslm", "rows", "isolate_documents", "validation")
+        for key in ("step", "data_sha256", "cyberslm", "rows", "isolate_documents", "ema_decay", "validation")
         if key in found.manifest
     }
     final = run.folder / "final"
     save_model(final, found.model, prepared.tokenizer, kept)
     score = found.manifest.get("validation") or {}
     screen.line("")
-    screen.line(f"done: {state.step} steps, {short(state.tokens)} tokens, {state.bad_steps} skipped")
+    why = f", ended by train.{state.ended}" if state.ended else ""
+    events = f"{state.bad_steps} skipped, {state.spikes} loss spikes, {state.rollbacks} rollbacks"
+    screen.line(f"done: {state.step} steps, {short(state.tokens)} tokens, {events}{why}")
     if score:
         label = "best validation" if run.checkpoint.final == "best" else "last validation"
         screen.line(
@@ -162,7 +183,8 @@ def _finish(run: TrainRun, state: TrainState, number: int | None, prepared: Prep
         )
         for name, part in score.get("by_source", {}).items():
             screen.line(f"  {name}: loss {part['loss']:.4f}, {part['bits_per_byte']:.4f} bits per byte")
-    screen.line(f"model: {final} (step {chosen.step})")
+    mean = f", running mean of the weights, decay {run.train.ema_decay:g}" if run.train.ema_decay else ""
+    screen.line(f"model: {final} (step {chosen.step}{mean})")
     if run.logging.plots:
         missing = "" if can_plot() else " (not drawn: pip install 'cyberslm[plots]')"
         screen.line(f"curve: {run.folder / 'plots' / 'loss.png'}{missing}")
@@ -177,7 +199,9 @@ def _run_record(run: TrainRun, loader: RowLoader, prepared: Prepared) -> Record:
         "step": 0,
         "parameters": run.model.num_parameters,
         "embedding_parameters": run.model.num_embedding_parameters,
+        "groups": group_sizes(CyberSLM(run.model, device="meta"), run.optimizer),
         "max_steps": run.train.max_steps,
+        "max_seconds": run.train.max_seconds,
         "tokens_per_step": run.train.global_batch_size * run.model.max_seq_len,
         "rows_per_epoch": loader.rows_per_epoch,
         "train_tokens": prepared.train.num_tokens,
@@ -191,9 +215,7 @@ def _run_record(run: TrainRun, loader: RowLoader, prepared: Prepared) -> Record:
 
 def header(run: TrainRun, loader: RowLoader, device: torch.device) -> list[str]:
     """The block that opens a run: what is about to be trained, on how much, where."""
-    config, batch = run.model, run.train.global_batch_size
-    step_tokens = batch * config.max_seq_len
-    steps_per_epoch = loader.rows_per_epoch / batch
+    config = run.model
     total = config.num_parameters
     short_of_text = loader.store.num_tokens <= config.max_seq_len
     return [
@@ -201,14 +223,39 @@ def header(run: TrainRun, loader: RowLoader, device: torch.device) -> list[str]:
         f"model: {total:,} parameters ({total - config.num_embedding_parameters:,} without embeddings),"
         f" {config.num_layers} layers, width {config.hidden_dim}, context {config.max_seq_len},"
         f" vocabulary {config.vocab_size:,}",
-        f"steps: {run.train.max_steps:,} of {step_tokens:,} tokens ({batch} rows,"
-        f" {min(batch, run.train.micro_batch_size)} at a time), {steps_per_epoch:,.1f} steps per epoch,"
-        f" {run.train.max_steps / steps_per_epoch:,.2f} epochs,"
-        f" {run.train.max_steps * step_tokens / total:,.1f} tokens per parameter",
+        _steps_line(run, loader),
         *describe_rows(loader),
+        _optimizer_line(run),
         f"device: {device}, {run.precision}, {torch.get_num_threads()} threads, seed {run.seed}",
         f"folder: {run.folder}",
     ]
+
+
+def _steps_line(run: TrainRun, loader: RowLoader) -> str:
+    settings, length = run.train, run.model.max_seq_len
+    batch = settings.global_batch_size
+    stages = "".join(f"{steps:,} of {rows * length:,}, then " for steps, rows in settings.batch_ramp)
+    each = (
+        f"{stages}{batch * length:,} tokens ({batch} rows, {min(batch, settings.micro_batch_size)} at a time),"
+        f" {loader.rows_per_epoch / batch:,.1f} steps per epoch"
+    )
+    if settings.max_steps == NO_LIMIT:
+        return f"steps: as many as {settings.max_time} allow, of {each}"
+    most = f" (at most, in {settings.max_time})" if settings.max_time else ""
+    rows = loader.first_row(settings.max_steps)
+    return (
+        f"steps: {settings.max_steps:,}{most} of {each}, {rows / loader.rows_per_epoch:,.2f} epochs,"
+        f" {rows * length / run.model.num_parameters:,.1f} tokens per parameter"
+    )
+
+
+def _optimizer_line(run: TrainRun) -> str:
+    groups = group_sizes(CyberSLM(run.model, device="meta"), run.optimizer)
+    shown = (
+        f"{name} {group['parameters']:,} ({group['algorithm']}, lr {group['lr']:g}, decay {group['weight_decay']:g})"
+        for name, group in groups.items()
+    )
+    return f"optimizer: {', '.join(shown)}"
 
 
 def _in_order(run: TrainRun) -> list[Step]:
@@ -229,13 +276,16 @@ def _choose(run: TrainRun, say: Say) -> tuple[Step, ModelFolder]:
 
 def _finished(run: TrainRun, newest_step: Step | None) -> TrainState | None:
     """The state of a run that has nothing left to do: all steps are made, and ``final/`` is whole and the right one."""
-    if newest_step is None or newest_step.step < run.train.max_steps:
+    if newest_step is None:
+        return None
+    state = TrainState.from_json(load_state(newest_step.path))
+    if not state.is_over(run.train):
         return None
     wanted = next((step for step in _in_order(run) if _is_whole(step.path)), None)
     final = run.folder / "final"
     if wanted is None or not _is_whole(final) or files.read_manifest(final).get("step") != wanted.step:
         return None
-    return TrainState.from_json(dict(load_training(newest_step.path).state))
+    return state
 
 
 def _is_whole(folder: Path) -> bool:

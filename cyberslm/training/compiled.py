@@ -17,15 +17,19 @@ from cyberslm.data.loader import Batch
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.model import CyberSLM
 from cyberslm.model.sizes import flops_per_token
+from cyberslm.training.config import TrainConfig
 from cyberslm.training.loss import Loss
 
-WORTH_COMPILING = 2e14
-"""Operations of a run from which ``compile: auto`` compiles: some ten minutes on two cores."""
+WORTH_OPERATIONS, WORTH_SECONDS = 2e14, 600
+"""What ``compile: auto`` compiles for: some ten minutes on two cores, by the steps of the run or by its time budget."""
 
 
-def is_worth_compiling(config: CyberSLMConfig, *, tokens: int) -> bool:
-    """Whether training on ``tokens`` is long enough; a function of the run alone, so that each start decides alike."""
-    return flops_per_token(config, config.max_seq_len, training=True) * tokens >= WORTH_COMPILING
+def is_worth_compiling(config: CyberSLMConfig, train: TrainConfig) -> bool:
+    """Whether the run is long enough; a function of its settings alone, so that each start decides alike."""
+    if train.max_seconds is not None and train.max_seconds < WORTH_SECONDS:
+        return False
+    tokens = train.max_steps * train.global_batch_size * config.max_seq_len
+    return flops_per_token(config, config.max_seq_len, training=True) * tokens >= WORTH_OPERATIONS
 
 
 def compile_and_try(

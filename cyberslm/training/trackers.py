@@ -29,12 +29,19 @@ class MetricsFile:
 
     def __init__(self, path: Path, *, step: int = 0) -> None:
         self._path = path
-        kept = [line for record, line in _lines(path) if _step(record) <= step] if step else []
+        self._open([line for record, line in _lines(path) if _step(record) <= step] if step else [])
+
+    def go_back(self, step: int) -> None:
+        """Drop what came after ``step``, but for the records of earlier rollbacks."""
+        self.close()
+        self._open([line for record, line in _lines(self._path) if _step(record) <= step or _is_rollback(record)])
+
+    def _open(self, kept: list[str]) -> None:
         try:
-            write_text(path, "".join(kept))
-            self._file = path.open("a", encoding="utf-8")
+            write_text(self._path, "".join(kept))
+            self._file = self._path.open("a", encoding="utf-8")
         except OSError as error:
-            raise StorageError(f"{path} can't be written: {error.strerror}") from error
+            raise StorageError(f"{self._path} can't be written: {error.strerror}") from error
 
     def write(self, record: Record) -> None:
         try:
@@ -77,6 +84,10 @@ def _step(record: Record) -> int:
     return step if isinstance(step, int) else 0
 
 
+def _is_rollback(record: Record) -> bool:
+    return record.get("type") == "rollback"
+
+
 def _finite(record: Record) -> dict[str, object]:
     """JSON has no NaN or infinity: such a number becomes its name."""
     return {k: repr(v) if isinstance(v, float) and v - v != 0 else v for k, v in record.items()}
@@ -113,7 +124,7 @@ class Screen:
         except (OSError, ValueError):
             self._stream = None
 
-    def start_bar(self, *, total: int, done: int, unit: str) -> None:
+    def start_bar(self, *, total: int | None, done: int, unit: str) -> None:
         """A progress bar, on a terminal only."""
         if self._stream is not None and self._stream.isatty():
             self._bar = tqdm(total=total, initial=done, unit=unit, file=self._stream, dynamic_ncols=True, leave=False)
@@ -139,8 +150,8 @@ class Screen:
 class Meter:
     """Turns train records into one line per interval: mean loss and rate since the last line, time to go."""
 
-    def __init__(self, *, total_steps: int, interval: int) -> None:
-        self._total, self._interval = total_steps, interval
+    def __init__(self, *, total_steps: int | None, interval: int) -> None:
+        self.total_steps, self._interval = total_steps, interval
         self._loss_sum, self._tokens, self._seconds, self._steps = 0.0, 0, 0.0, 0
 
     def add(self, record: Mapping) -> str | None:
@@ -150,29 +161,31 @@ class Meter:
         self._seconds += record["seconds"]
         self._steps += 1
         step = record["step"]
-        if step % self._interval and step != self._total:
+        total = self.total_steps
+        if step % self._interval and step != total:
             return None
-        eta = self._seconds / self._steps * (self._total - step)
         parts = [
-            f"step {step}/{self._total}",
+            f"step {step}/{total or '?'}",
             f"loss {self._loss_sum / max(1, self._tokens):.4f}",
             f"lr {record['lr']:.2e}",
             f"gnorm {record['grad_norm']:.2f}",
             f"{self._tokens / max(self._seconds, 1e-9):,.0f} tok/s",
             f"tokens {short(record['tokens'])}",
             f"mem {peak_memory() / 2**30:.1f}G",
-            f"eta {clock(eta)}",
         ]
+        if total is not None:
+            parts.append(f"eta {clock(self._seconds / self._steps * (total - step))}")
         if record["skipped"]:
             parts.append(f"skipped {record['skipped']}")
         self._loss_sum, self._tokens, self._seconds, self._steps = 0.0, 0, 0.0, 0
         return " | ".join(parts)
 
 
-def validation_line(record: Mapping, *, total_steps: int) -> str:
+def validation_line(record: Mapping, *, total_steps: int | None) -> str:
     best = " | best" if record["best"] else ""
+    step = f"step {record['step']}/{total_steps or '?'}"
     return (
-        f"step {record['step']}/{total_steps} | validation loss {record['loss']:.4f} | ppl {record['perplexity']:,.2f}"
+        f"{step} | validation loss {record['loss']:.4f} | ppl {record['perplexity']:,.2f}"
         f" | {record['bits_per_byte']:.4f} bits/byte{best}{_by_source(record)}"
     )
 
@@ -181,6 +194,22 @@ def _by_source(record: Mapping) -> str:
     start = "bits_per_byte/"
     parts = [f"{key.removeprefix(start)} {value:.4f}" for key, value in record.items() if key.startswith(start)]
     return f" | bits/byte of {', '.join(parts)}" if parts else ""
+
+
+def event_line(record: Mapping) -> str | None:
+    """What the loop decided on its way, for people; None for a record that is not such an event."""
+    step = record["step"]
+    if record["type"] == "plan":
+        return f"step {step} | plan: {record['total']:,} steps in train.max_time, {clock(record['seconds'])} of it gone"
+    if record["type"] == "spike":
+        done = {"train": "trained on", "skip": "skipped", "rollback": "going back"}[record["verdict"]]
+        return f"step {step} | loss spike {record['loss']:.4f}, usually {record['median']:.4f}: {done}"
+    if record["type"] == "rollback":
+        return (
+            f"step {record['spike']} | rollback {record['rollbacks']} to step {step - 1};"
+            f" {count(record['passed_rows'], 'row')} passed over so far"
+        )
+    return None
 
 
 def peak_memory() -> int:

@@ -1,90 +1,36 @@
-"""The training loop, and `TrainState`, all that a run carries from step to step besides weights and moments.
+"""The training loop.
 
 Exactness: step ``n`` trains on rows that are a function of (seed, n) alone, its dropout is drawn from a seed made of
-(seed, n) alone, and its rate is a function of n. So a resumed run repeats the same bits, and validation or samples
-between steps can't change them. Losses are summed over trained tokens and divided once per optimizer step.
+(seed, n) alone, and its rate is a function of n. Whatever else the loop decides from what it sees is recorded in
+`TrainState`. So a resumed run repeats the same bits, and validation or samples between steps can't change them. Losses
+are summed over trained tokens and divided once per optimizer step.
+
+A step is judged by its loss and gradient before its update: what is wrong with it reaches no weight, moment or mean.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from cyberslm.data.loader import IGNORE, Batch, RowLoader
-from cyberslm.errors import ConfigError, IntegrityError, TrainingError
+from cyberslm.errors import TrainingError
 from cyberslm.model.model import CyberSLM
+from cyberslm.training.budget import Budget
+from cyberslm.training.config import TrainConfig
+from cyberslm.training.ema import WeightMean
+from cyberslm.training.faults import Measured, Verdict, improved, judge, stop_if_hopeless
 from cyberslm.training.loss import Loss, Score, next_token_loss
+from cyberslm.training.optim import set_rates
+from cyberslm.training.schedule import SchedulerConfig, share_of_peak
+from cyberslm.training.state import TrainState
 from cyberslm.training.trackers import Record
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """How many steps, and how many rows in each."""
-
-    max_steps: int = 1000
-    """Optimizer steps of the whole run."""
-
-    micro_batch_size: int = 8
-    """Rows in one forward and backward pass; lower it when memory is short, only rounding changes."""
-
-    global_batch_size: int = 8
-    """Rows in one optimizer step; above micro_batch_size, gradients are accumulated."""
-
-    grad_clip: float = 1.0
-    """Largest gradient norm; larger gradients are scaled down to it. 0 = off."""
-
-    z_loss: float = 0.0
-    """Weight of the squared log normaliser of the softmax, added to what is trained but not to the reported loss."""
-
-    max_bad_steps: int = 5
-    """Stop after this many steps in a row with a non-finite gradient or no token to learn from; each is skipped."""
-
-    def __post_init__(self) -> None:
-        limits = {
-            "max_steps": 1 << 40,
-            "micro_batch_size": 1 << 20,
-            "global_batch_size": 1 << 20,
-            "max_bad_steps": 1 << 20,
-        }
-        for name, most in limits.items():
-            if not 1 <= getattr(self, name) <= most:
-                raise ConfigError(f"{name} must be from 1 to {most:,}, not {getattr(self, name)}")
-        for name in ("grad_clip", "z_loss"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be at least 0 and finite, not {getattr(self, name)}")
-
-
-@dataclass
-class TrainState:
-    """Where a run stands. The next step is ``step + 1``; the position in the data follows from it."""
-
-    step: int = 0
-    tokens: int = 0
-    """Tokens trained on so far."""
-    bad_steps: int = 0
-    """Steps skipped for a non-finite gradient, in all ..."""
-    bad_in_a_row: int = 0
-    """... and just now."""
-    best_loss: float | None = None
-    """Lowest validation loss so far ..."""
-    best_step: int | None = None
-    """... and its step."""
-
-    def to_json(self) -> dict[str, object]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: dict[str, object]) -> TrainState:
-        if set(value) != {field.name for field in fields(cls)}:
-            raise IntegrityError(f"train state holds {sorted(value)}, which is not what this version writes")
-        return cls(**value)  # type: ignore[arg-type]
 
 
 class Hooks(Protocol):
@@ -93,7 +39,11 @@ class Hooks(Protocol):
     def record(self, record: Record) -> None: ...
     def validate(self, state: TrainState) -> Score | None: ...
     def save(self, state: TrainState, score: Score | None) -> None: ...
+    def should_save(self) -> bool: ...
     def should_stop(self) -> bool: ...
+    def go_back(self, step: int) -> TrainState:
+        """Put weights, moments and mean as they were after ``step``, a multiple of ``save_every``; return its state."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,66 +51,87 @@ class Plan:
     """What the loop is to do, worked out before it starts."""
 
     config: TrainConfig
+    schedule: SchedulerConfig
     seed: int
-    rate: Callable[[int], float]
-    """Learning rate of a step, counted from 1."""
     until: int
-    """Last step of this call; the run's last is ``config.max_steps``."""
+    """Last step of this call; the run's last is ``config.max_steps``, or what a time budget allows."""
     validate_every: int
     save_every: int
     autocast: Callable[[], AbstractContextManager] = nullcontext
     loss: Loss = next_token_loss
+    mean: WeightMean | None = None
+    """The running mean of the weights, moved after every update."""
+    clock: Callable[[], float] = time.perf_counter
 
 
 def train(
     plan: Plan, model: CyberSLM, optimizer: torch.optim.Optimizer, loader: RowLoader, state: TrainState, hooks: Hooks
 ) -> TrainState:
-    """Train from ``state.step`` to ``plan.until`` or until the hooks ask to stop; save at the end of either.
+    """Train from ``state.step`` to ``plan.until``, to the run's end or until the hooks ask to stop; save at each.
 
     Which steps are validated depends on their number alone, so an interruption leaves no trace in the results.
-    Raises `TrainingError` after too many non-finite steps in a row; the last checkpoint is then still good.
+    Raises `TrainingError` after too many bad steps in a row or rollbacks; the last checkpoint is then still good.
     """
     model.train()
+    pauses = plan.validate_every, plan.save_every
+    budget = Budget(plan.config, warmup_steps=plan.schedule.warmup_steps, pauses=pauses, clock=plan.clock)
     with _own_random_state():
         stopping = False
-        while state.step < plan.until and not stopping:
-            _train_step(plan, model, optimizer, loader, state, hooks)
-            scheduled = state.step % plan.save_every == 0 or state.step == plan.config.max_steps
-            score = _validate(state, hooks) if scheduled or state.step % plan.validate_every == 0 else None
-            stopping = hooks.should_stop()
-            if scheduled or stopping or state.step in (plan.until, state.best_step):
-                hooks.save(state, score)
+        while state.step < plan.until and not state.is_over(plan.config) and not stopping:
+            verdict = _train_step(plan, model, optimizer, loader, state, hooks)
+            if verdict == "rollback":
+                state = _go_back(plan, loader, state, hooks)
+                continue
+            if (decision := budget.after_step(state)) is not None:
+                hooks.record({"type": "plan", "step": state.step, "total": decision.total, "seconds": decision.seconds})
+            stopping = _after_step(plan, state, hooks)
+            budget.after_pause(state)
     return state
+
+
+def _after_step(plan: Plan, state: TrainState, hooks: Hooks) -> bool:
+    """Validate and save where the step's number, the run's end or the hooks ask for it; whether to stop now."""
+    scheduled = state.step % plan.save_every == 0 or state.is_over(plan.config)
+    score = _validate(plan, state, hooks) if scheduled or state.step % plan.validate_every == 0 else None
+    stopping = hooks.should_stop()
+    asked = stopping or hooks.should_save()
+    if asked or scheduled or state.is_over(plan.config) or state.step in (plan.until, state.best_step):
+        hooks.save(state, score)
+    return stopping
 
 
 def _train_step(
     plan: Plan, model: CyberSLM, optimizer: torch.optim.Optimizer, loader: RowLoader, state: TrainState, hooks: Hooks
-) -> None:
+) -> Verdict:
+    """Make the next step, unless its verdict is to go back: ``state`` then still has the step before."""
     started = time.perf_counter()
     step = state.step + 1
-    rate = plan.rate(step)
-    for group in optimizer.param_groups:
-        group["lr"] = rate
+    rates = set_rates(optimizer, share_of_peak(step, plan.schedule, state.plan(plan.config)))
     torch.manual_seed(_step_seed(plan.seed, step))
-    batch = loader.batch(step - 1)
+    batch = loader.batch(step - 1, passed=state.passed_rows)
     num_tokens = int((batch.targets != IGNORE).sum())
     loss_sum = _accumulate(plan, model, batch, num_tokens)
     norm = _clip(model, plan.config.grad_clip)
-    good = math.isfinite(norm) and num_tokens > 0
-    if good:
+    measured = Measured(loss_sum / max(1, num_tokens), norm, num_tokens)
+    verdict, usual = judge(measured, state, plan.config)
+    if verdict == "train":
         optimizer.step()
+        if plan.mean is not None:
+            plan.mean.update(step - state.bad_steps)
     optimizer.zero_grad(set_to_none=True)
+    if usual is not None:
+        hooks.record({"type": "spike", "step": step, "loss": measured.loss, "median": usual, "verdict": verdict})
+    if verdict == "rollback":
+        return verdict
     state.step = step
     state.tokens += num_tokens
-    state.bad_in_a_row = 0 if good else state.bad_in_a_row + 1
-    state.bad_steps += 0 if good else 1
     seconds = time.perf_counter() - started
     hooks.record(
         {
             "type": "train",
             "step": step,
-            "loss": loss_sum / max(1, num_tokens),
-            "lr": rate,
+            "loss": measured.loss,
+            "lr": next(iter(rates.values())),
             "grad_norm": norm,
             "step_tokens": num_tokens,
             "tokens": state.tokens,
@@ -168,17 +139,37 @@ def _train_step(
             "seconds": seconds,
             "tokens_per_second": num_tokens / seconds,
         }
+        | ({f"lr/{name}": rate for name, rate in rates.items()} if len(set(rates.values())) > 1 else {})
     )
-    if state.bad_in_a_row >= plan.config.max_bad_steps:
-        if num_tokens == 0:
-            raise TrainingError(
-                f"step {step}: the last of {state.bad_in_a_row} bad steps in a row (train.max_bad_steps) had no token"
-                " to learn from: raise train.global_batch_size or model.max_seq_len"
-            )
+    stop_if_hopeless(measured, state, plan.config)
+    return verdict
+
+
+def _go_back(plan: Plan, loader: RowLoader, state: TrainState, hooks: Hooks) -> TrainState:
+    """The state after the last scheduled checkpoint, from which the rows up to the spike are passed over.
+
+    Checkpoints that validations or signals asked for don't count, so that a repeated run goes back to the same step.
+    """
+    if state.rollbacks >= plan.config.max_rollbacks:
         raise TrainingError(
-            f"step {step}: the gradient was not finite {state.bad_in_a_row} steps in a row (train.max_bad_steps);"
-            " nothing of it was saved. Lower optimizer.lr, lengthen scheduler.warmup_steps or use precision: fp32"
+            f"step {state.step + 1}: another loss spike after {state.rollbacks} rollbacks (train.max_rollbacks): lower"
+            " optimizer.lr, raise train.spike_factor or train.max_rollbacks, or use on_spike: skip"
         )
+    spike = state.step + 1
+    target = state.step // plan.save_every * plan.save_every
+    back = hooks.go_back(target)
+    back.spikes, back.rollbacks, back.seconds = state.spikes, state.rollbacks + 1, state.seconds
+    back.passed_rows = state.passed_rows + loader.first_row(spike) - loader.first_row(target)
+    hooks.record(
+        {
+            "type": "rollback",
+            "step": target + 1,
+            "spike": spike,
+            "rollbacks": back.rollbacks,
+            "passed_rows": back.passed_rows,
+        }
+    )
+    return back
 
 
 def _accumulate(plan: Plan, model: CyberSLM, batch: Batch, num_tokens: int) -> float:
@@ -202,14 +193,12 @@ def _clip(model: nn.Module, limit: float) -> float:
     return norm.item()
 
 
-def _validate(state: TrainState, hooks: Hooks) -> Score | None:
+def _validate(plan: Plan, state: TrainState, hooks: Hooks) -> Score | None:
     started = time.perf_counter()
     score = hooks.validate(state)
     if score is None:
         return None
-    best = math.isfinite(score.loss) and (state.best_loss is None or score.loss < state.best_loss)
-    if best:
-        state.best_loss, state.best_step = score.loss, state.step
+    best = improved(score.loss, state, plan.config)
     hooks.record(
         {
             "type": "validation",

@@ -234,6 +234,34 @@ def test_a_batch_larger_than_an_epoch_repeats_rows_in_new_orders(tmp_path):
     assert rows_of(loader, 0) == [[1, 2, 0, 0]] * 4
 
 
+STAGES = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9)), max_size=3)
+
+
+@given(STAGES, st.integers(0, 14), st.integers(0, 20), st.integers(1, 2))
+@settings(deadline=None, max_examples=40)
+def test_ramped_steps_are_runs_of_the_endless_order(tmp_path_factory, ramp, step, passed, world):
+    """The truth: one row a step, in the same order; each stage's steps take its number of rows."""
+    folder, tokens = tmp_path_factory.mktemp("ramp"), list(range(100, 160))
+    single = loader_of(folder, tokens, batch_rows=1)
+    loader = RowLoader(single.store, seq_len=4, batch_rows=5, seed=1, pad_id=0, ramp=ramp)
+    sizes = [rows for steps, rows in ramp for _ in range(steps)] + [5] * 20
+    first = sum(sizes[:step])
+    assert loader.first_row(step) == first
+    wanted = [single.batch(row + passed).input_ids[0].tolist() for row in range(first, first + sizes[step])]
+    if world <= sizes[step]:
+        parts = [loader.batch(step, rank=rank, world=world, passed=passed) for rank in range(world)]
+        assert [row for part in parts for row in part.input_ids.tolist()] == wanted
+    if not passed:
+        assert loader.bordered(step).input_ids.tolist() == wanted
+
+
+def test_step_of_the_ramp_with_fewer_rows_than_ranks_is_refused(tmp_path):
+    loader = loader_of(tmp_path, list(range(100, 160)), ramp=((2, 1),))
+    with pytest.raises(InputError, match="1 rows a step can't be cut into 2 ranks x 1 parts"):
+        loader.batch(1, world=2)
+    assert loader.batch(2, world=2).input_ids.shape[0] == 1
+
+
 def test_validation_batches_of_the_ranks_are_those_of_one(tmp_path):
     loader = loader_of(tmp_path, list(range(1, 60)))
     alone = [batch.targets.tolist() for batch in loader.sequential(2)]

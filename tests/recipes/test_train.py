@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import signal
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import MakeRun
+from runs import final_of, fingerprint, scripted_scores, train
 
 import cyberslm
 from cyberslm import files
@@ -23,27 +23,7 @@ from cyberslm.recipes.config import TrainRun, load_run
 from cyberslm.recipes.data import ensure_prepared
 from cyberslm.recipes.evaluate import evaluate
 from cyberslm.recipes.train import run_training
-from cyberslm.training.loss import Score
 from cyberslm.training.trackers import read_metrics
-
-TIMED = ("seconds", "tokens_per_second")
-
-
-def fingerprint(run: Path) -> dict[str, str]:
-    """SHA-256 of what must not depend on interruptions: weights, optimizer, state and the log of losses."""
-    last = list_steps(run / "checkpoints")[-1].path
-    names = ("model.safetensors", "training/optimizer.safetensors", "training/state.json")
-    hashes = {name: files.sha256_file(last / name) for name in names}
-    log = [{k: v for k, v in record.items() if k not in TIMED} for record in read_metrics(run / "metrics.jsonl")]
-    return hashes | {"log": hashlib.sha256(json.dumps(log).encode()).hexdigest(), "final": _final(run)}
-
-
-def _final(run: Path) -> str:
-    return files.sha256_file(run / "final" / "model.safetensors")
-
-
-def train(path: Path, *overrides: str, stop_at: int | None = None) -> None:
-    run_training(load_run(path, overrides), stop_at=stop_at, quiet=True)
 
 
 @pytest.mark.parametrize("stops", [(10,), (3,), (1, 2, 7, 19)])
@@ -114,9 +94,9 @@ def test_final_is_the_best_validated_step(trained: Path, make_run: MakeRun) -> N
 def test_finished_run_does_nothing_more(make_run: MakeRun) -> None:
     path = make_run({"train.max_steps": 5})
     train(path)
-    before = _final(path.parent / "run"), (path.parent / "run" / "metrics.jsonl").read_bytes()
+    before = final_of(path.parent / "run"), (path.parent / "run" / "metrics.jsonl").read_bytes()
     outcome = run_training(load_run(path), quiet=True)
-    assert (_final(path.parent / "run"), (path.parent / "run" / "metrics.jsonl").read_bytes()) == before
+    assert (final_of(path.parent / "run"), (path.parent / "run" / "metrics.jsonl").read_bytes()) == before
     assert outcome.state.step == 5
 
 
@@ -332,12 +312,6 @@ def test_damaged_shards_are_found_when_a_run_goes_on(make_run: MakeRun) -> None:
         train(path)
     with pytest.raises(IntegrityError, match=r"train-00000.tokens"):
         evaluate(path.parent / "run")
-
-
-def scripted_scores(monkeypatch: pytest.MonkeyPatch, *losses: float) -> None:
-    """Validations at steps 5, 10, 15 and 20 give these losses."""
-    left = list(losses)
-    monkeypatch.setattr("cyberslm.recipes.hooks.measure", lambda *_, **__: Score(left.pop(0), 1, 1))
 
 
 def test_damaged_best_checkpoint_gives_way_to_the_next(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:

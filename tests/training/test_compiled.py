@@ -12,6 +12,7 @@ from cyberslm.data.loader import Batch
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.model import CyberSLM
 from cyberslm.training.compiled import compile_and_try, is_worth_compiling
+from cyberslm.training.config import NO_LIMIT, TrainConfig
 from cyberslm.training.loss import next_token_loss
 
 CONFIG = CyberSLMConfig(
@@ -105,5 +106,7 @@ def test_machine_that_can_t_compile_says_why_and_trains_without(monkeypatch: pyt
 
 
 def test_length_of_the_run_decides() -> None:
-    assert not is_worth_compiling(CONFIG, tokens=10**6)
-    assert is_worth_compiling(CyberSLMConfig(), tokens=10**7)
+    assert not is_worth_compiling(CONFIG, TrainConfig())
+    assert is_worth_compiling(CyberSLMConfig(), TrainConfig(max_steps=1000))
+    assert not is_worth_compiling(CyberSLMConfig(), TrainConfig(max_steps=NO_LIMIT, max_time="9m"))
+    assert is_worth_compiling(CyberSLMConfig(), TrainConfig(max_steps=NO_LIMIT, max_time="10m"))

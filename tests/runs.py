@@ -1,0 +1,41 @@
+"""Whole small runs, and what must be equal between two of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from cyberslm import files
+from cyberslm.checkpoint.steps import list_steps
+from cyberslm.recipes.config import load_run
+from cyberslm.recipes.train import run_training
+from cyberslm.training.loss import Score
+from cyberslm.training.trackers import read_metrics
+
+TIMED = ("seconds", "tokens_per_second")
+
+
+def fingerprint(run: Path) -> dict[str, str]:
+    """SHA-256 of what must not depend on interruptions: weights, optimizer, state and the log of losses."""
+    last = list_steps(run / "checkpoints")[-1].path
+    names = ("model.safetensors", "training/optimizer.safetensors", "training/state.json")
+    hashes = {name: files.sha256_file(last / name) for name in names}
+    log = [{k: v for k, v in record.items() if k not in TIMED} for record in read_metrics(run / "metrics.jsonl")]
+    return hashes | {"log": hashlib.sha256(json.dumps(log).encode()).hexdigest(), "final": final_of(run)}
+
+
+def final_of(run: Path) -> str:
+    return files.sha256_file(run / "final" / "model.safetensors")
+
+
+def train(path: Path, *overrides: str, stop_at: int | None = None) -> None:
+    run_training(load_run(path, overrides), stop_at=stop_at, quiet=True)
+
+
+def scripted_scores(monkeypatch: pytest.MonkeyPatch, *losses: float) -> None:
+    """Validations at steps 5, 10, 15 and 20 give these losses."""
+    left = list(losses)
+    monkeypatch.setattr("cyberslm.recipes.hooks.measure", lambda *_, **__: Score(left.pop(0), 1, 1))
