@@ -2,9 +2,9 @@
 
     python scripts/parity.py CONFIG [--steps 200] [--out runs/parity] [key=value ...]
 
-Runs `cyberslm train` once for each way below, on the same rows from the same weights, and prints for each the validation
-loss at the end and the largest difference of its training loss from that of fp32, as means of 20 steps: single steps
-differ by the noise of rounding, means must not. The curves lie over each other in OUT/parity.png.
+Runs `cyberslm train` once for each way below, on the same rows from the same weights. Prints each one's validation loss
+at the end and the largest difference of its training loss from that of fp32, as means of 20 steps: single steps differ
+by the noise of rounding, means must not. The curves lie over each other in OUT/parity.png.
 """
 
 from __future__ import annotations
