@@ -23,7 +23,7 @@ from cyberslm.recipes.machine import autocast, package_version
 from cyberslm.text.tokenizer import Tokenizer
 from cyberslm.training.loss import Score, measure
 from cyberslm.training.optim import build_optimizer, optimizer_tensors
-from cyberslm.training.plots import can_plot, loss_curve
+from cyberslm.training.plots import can_plot, curves
 from cyberslm.training.trackers import Meter, MetricsFile, Record, Screen, read_metrics, validation_line
 from cyberslm.training.trainer import TrainState
 
@@ -134,7 +134,7 @@ class RunHooks:
     def _plot(self) -> None:
         if self.run.logging.plots and can_plot():
             folder = files.make_folder(self.run.folder / "plots")
-            png = loss_curve(read_metrics(self.run.folder / "metrics.jsonl"), title=self.run.folder.name)
+            png = curves({self.run.folder.name: read_metrics(self.run.folder / "metrics.jsonl")})
             files.write_bytes(folder / "loss.png", png)
 
     def should_stop(self) -> bool:
