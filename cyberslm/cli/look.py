@@ -43,7 +43,9 @@ def check(config: Config, overrides: Overrides = None) -> None:
     """
     from cyberslm.recipes.check import check as lines
     from cyberslm.recipes.config import load_run
+    from cyberslm.training.allocator import keep_freed_memory
 
+    keep_freed_memory()  # as train does, so that what is measured holds for it
     for line in lines(load_run(config, overrides or ()), say):
         typer.echo(line)
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+import torch
+
 from cyberslm import files
 from cyberslm.checkpoint.folder import TrainingFiles, save_model
 from cyberslm.checkpoint.steps import rotate, step_folder
@@ -19,12 +21,14 @@ from cyberslm.generation.engine import Engine
 from cyberslm.model.model import CyberSLM
 from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.data import bytes_per_id, row_loader
+from cyberslm.recipes.estimate import share_of_limit
 from cyberslm.recipes.machine import autocast, package_version
 from cyberslm.text.tokenizer import Tokenizer
+from cyberslm.training.elsewhere import open_trackers
 from cyberslm.training.loss import Score, measure
 from cyberslm.training.optim import build_optimizer, optimizer_tensors
 from cyberslm.training.plots import can_plot, curves
-from cyberslm.training.trackers import Meter, MetricsFile, Record, Screen, read_metrics, validation_line
+from cyberslm.training.trackers import Meter, MetricsFile, Record, Screen, peak_memory, read_metrics, validation_line
 from cyberslm.training.trainer import TrainState
 
 
@@ -72,25 +76,54 @@ def check_samples(run: TrainRun, tokenizer: Tokenizer) -> None:
 class RunHooks:
     """One run in its folder: the hooks of the training loop and what they need."""
 
-    def __init__(self, run: TrainRun, model: CyberSLM, prepared: Prepared, state: TrainState, screen: Screen) -> None:
+    def __init__(
+        self,
+        run: TrainRun,
+        model: CyberSLM,
+        prepared: Prepared,
+        state: TrainState,
+        screen: Screen,
+        *,
+        limit: float | None = None,
+    ) -> None:
+        """``limit``: operations per second of matrix products here, where throughput is to be compared with it."""
         self.run, self.model, self.prepared, self.screen = run, model, prepared, screen
         self.optimizer = build_optimizer(model, run.optimizer)
         self.interrupts = Interrupts()
         self.metrics = MetricsFile(run.folder / "metrics.jsonl", step=state.step)
         self.samples = MetricsFile(run.folder / "samples.jsonl", step=state.step)
+        self.trackers = open_trackers(run.logging.trackers, run.folder, step=state.step)
+        self.share_per_rate = None if limit is None else share_of_limit(run, limit)
         self.meter = Meter(total_steps=run.train.max_steps, interval=run.logging.interval)
         self.bytes_per_id = bytes_per_id(prepared.tokenizer)
         self.autocast = autocast(run.precision, model.device)
         self.loader = row_loader(run, prepared, prepared.train)
 
     def record(self, record: Record) -> None:
-        self.metrics.write(record)
+        if record["type"] == "train":
+            record = {**record, **self._seen(float(str(record["tokens_per_second"])))}
+        self.publish(record)
         if record["type"] == "validation":
             self.screen.line(validation_line(record, total_steps=self.run.train.max_steps))
         elif (line := self.meter.add(record)) is not None:
             self.screen.line(line)
         if record["type"] == "train":
             self.screen.advance(int(str(record["step"])))
+
+    def publish(self, record: Record) -> None:
+        """A record for metrics.jsonl and the trackers."""
+        self.metrics.write(record)
+        for tracker in self.trackers:
+            tracker.write(record)
+
+    def _seen(self, rate: float) -> dict[str, float]:
+        """What a train record says besides of the machine: peak memory so far, and the share of its limit used."""
+        seen: dict[str, float] = {"peak_memory": peak_memory()}
+        if self.model.device.type == "cuda":
+            seen["peak_gpu_memory"] = torch.cuda.max_memory_allocated(self.model.device)
+        if self.share_per_rate is not None:
+            seen["share_of_limit"] = rate * self.share_per_rate
+        return seen
 
     def validate(self, state: TrainState) -> Score | None:
         self._sample(state.step)
@@ -107,7 +140,9 @@ class RunHooks:
             return
         engine = Engine(self.model, self.prepared.tokenizer)
         for completion in engine.generate(prompts, sampling(self.run)):
-            self.samples.write({"type": "sample", "step": step, "prompt": completion.prompt, "text": completion.text})
+            sample = {"type": "sample", "step": step, "prompt": completion.prompt, "text": completion.text}
+            for place in (self.samples, *self.trackers):
+                place.write(sample)
             self.screen.line(f"step {step} | sample | {(completion.prompt + completion.text)!r}")
 
     def save(self, state: TrainState, score: Score | None) -> None:
@@ -122,8 +157,8 @@ class RunHooks:
             by_source = {name: part.figures() for name, part in score.by_source.items()}
             fields["validation"] = score.figures() | ({"by_source": by_source} if by_source else {})
         training = TrainingFiles(optimizer_tensors(self.optimizer, self.model), state.to_json())
-        self.metrics.sync()
-        self.samples.sync()
+        for place in (self.metrics, self.samples, *self.trackers):
+            place.sync()
         checkpoints = self.run.folder / "checkpoints"
         target = step_folder(checkpoints, state.step)
         save_model(target, self.model, self.prepared.tokenizer, fields, training)
@@ -141,5 +176,5 @@ class RunHooks:
         return self.interrupts.number is not None
 
     def close(self) -> None:
-        self.metrics.close()
-        self.samples.close()
+        for place in (self.metrics, self.samples, *self.trackers):
+            place.close()
