@@ -11,7 +11,10 @@ import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +24,10 @@ Axis = Literal["step", "tokens", "time"]
 _COLOURS = ("#1f4e8c", "#c8501e", "#4f8a2f", "#8a5aa8", "#b08a2e", "#2f8f94", "#b23a6b", "#666666")
 _VALIDATION = "#c8501e"
 _MOST_SOURCES = 6
+_LATER, _LOW, _ENOUGH = 0.4, 0.3, 20
+"""The later part begins at this share of the axis, must lie below this share of the height, and have so many points."""
+_STEPS, _TOKENS = "optimizer step", "tokens trained on"
+_LOOK = ("color", "alpha", "linewidth", "linestyle", "marker", "markersize")
 _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
@@ -70,6 +77,7 @@ def curves(runs: Mapping[str, Sequence[dict]], *, x: Axis = "step", bits_per_byt
     _finish(panels, unit, f"{what}, {'bits per byte' if bits_per_byte else 'nats per token'}")
     if len(runs) == 1:
         panels[0].set_title(next(iter(runs)))
+    _magnify(panels[0], unit)
     png = io.BytesIO()
     FigureCanvasAgg(figure).print_png(png)
     return png.getvalue()
@@ -108,14 +116,40 @@ def _finish(panels: Sequence[Axes], unit: str, what: str) -> None:
         panel.margins(x=0.01)
     for panel in panels[1:]:
         panel.set_ylim(bottom=0)
-        panel.yaxis.set_major_locator(MaxNLocator(3))
+        panel.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     panels[1].ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
     panels[2].yaxis.set_major_formatter(EngFormatter(sep=""))
     panels[2].set_xlabel(unit)
-    panels[2].xaxis.set_major_locator(MaxNLocator(8, integer=unit == "optimizer step"))
-    if unit != "hours" and unit != "minutes":
-        panels[2].xaxis.set_major_formatter(EngFormatter(sep=""))
+    _number_x(panels[2], unit)
     panels[0].legend(loc="upper right", frameon=False, fontsize=9)
+
+
+def _magnify(panel: Axes, unit: str) -> None:
+    """The later part once more and larger, where it lies so low that the room above it is free."""
+    low, high = panel.get_ylim()
+    left, right = panel.get_xlim()
+    start = left + _LATER * (right - left)
+    points = [(line, np.asarray(line.get_xdata(), float), np.asarray(line.get_ydata(), float)) for line in panel.lines]
+    later = np.concatenate([y[(x >= start) & ~np.isnan(y)] for _, x, y in points]) if points else np.empty(0)
+    if later.size < _ENOUGH or later.max() > low + _LOW * (high - low):
+        return
+    inset = panel.inset_axes((_LATER, 0.4, 0.97 - _LATER, 0.34))
+    for line, x, y in points:
+        look = {name: getattr(line, f"get_{name}")() for name in _LOOK}
+        inset.plot(x, y, **look)
+    room = 0.05 * float(np.ptp(later)) or 0.01
+    inset.set(xlim=(start, right), ylim=(later.min() - room, later.max() + room))
+    inset.tick_params(labelsize=8)
+    inset.grid(visible=True, alpha=0.25)
+    _number_x(inset, unit)
+
+
+def _number_x(panel: Axes, unit: str) -> None:
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    panel.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=unit == _STEPS))
+    if unit in (_STEPS, _TOKENS):
+        panel.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def _place(records: Sequence[dict], x: Axis) -> tuple[_Series, _Series]:
@@ -135,7 +169,7 @@ def _place(records: Sequence[dict], x: Axis) -> tuple[_Series, _Series]:
 
 def _unit(placed: Iterable[tuple[_Series, _Series]], x: Axis) -> tuple[float, str]:
     if x != "time":
-        return 1.0, "optimizer step" if x == "step" else "tokens trained on"
+        return 1.0, _STEPS if x == "step" else _TOKENS
     longest = max((at for pair in placed for part in pair for at in part.x), default=0.0)
     return next(((size, name) for size, name in _UNITS if longest >= 2 * size), _UNITS[-1])
 
@@ -149,13 +183,15 @@ def _is_loss(record: dict) -> bool:
     return not math.isnan(_number(record.get("loss"))) and not math.isnan(_number(record.get("bits_per_byte")))
 
 
-def _smooth(values: Sequence[float], weight: float = 0.9) -> list[float]:
-    """Exponential mean, corrected for its start; a gap stays one and doesn't count."""
-    smoothed, mean, mass = [], 0.0, 0.0
-    for value in values:
-        if not math.isnan(value):
-            mean, mass = weight * mean + (1 - weight) * value, weight * mass + 1 - weight
-        smoothed.append(math.nan if math.isnan(value) else mean / mass)
+def _smooth(values: Sequence[float]) -> list[float]:
+    """Mean of the values around each, a fortieth of all; of fewer at the beginning, so that it doesn't lag there."""
+    reach, last = max(2, len(values) // 80), len(values) - 1
+    sums = list(accumulate((0.0 if math.isnan(value) else value for value in values), initial=0.0))
+    counts = list(accumulate((not math.isnan(value) for value in values), initial=0))
+    smoothed = []
+    for at, value in enumerate(values):
+        first, end = at - min(reach, at), min(at + min(reach, at), last) + 1
+        smoothed.append(value if math.isnan(value) else (sums[end] - sums[first]) / (counts[end] - counts[first]))
     return smoothed
 
 
