@@ -90,7 +90,7 @@ def write_run(folder: Path, name: str) -> Path:
     config = {
         "out_dir": "run",
         "precision": precision,
-        "data": {"sources": ["text"], "validation_fraction": 0.1},
+        "data": {"sources": ["text"], "validation_fraction": 0.3},
         "tokenizer": {"vocab_size": 500},
         "model": SHAPES[shape],
         "train": {"max_steps": STEPS, "micro_batch_size": rows, "global_batch_size": rows * split},
