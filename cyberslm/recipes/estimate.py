@@ -30,12 +30,15 @@ from cyberslm.training.memory import Batch, Fitting, Needed, fitting, needed
 from cyberslm.training.optim import build_optimizer
 from cyberslm.training.probe import Speed, measure_speed
 from cyberslm.training.schedule import learning_rate
-from cyberslm.training.trackers import clock, short
+from cyberslm.training.trackers import clock, count, short
 from cyberslm.training.trainer import Plan
 
 PROBE_SECONDS = 8.0
-POOR_SHARE = 0.1
-"""Share of the limit that a first pass is sure to reach, for the choice of how many rows to try."""
+BUSY_SECONDS = 0.1
+BUSY = 0.3
+"""Cores of other programs from which on their load is worth a word."""
+POOR_SHARE = 0.2
+"""Share of the limit that a pass is expected to reach at the least, for the choice of how many rows to try."""
 GiB = 1 << 30
 
 
@@ -59,6 +62,8 @@ class Estimate:
     speed: Speed | None = None
     validation_seconds: float = 0.0
     """Of one validation."""
+    busy: float = 0.0
+    """Cores that other programs kept busy at the time."""
 
 
 def needed_memory(run: TrainRun) -> Needed:
@@ -88,11 +93,12 @@ def estimate(run: TrainRun, prepared: Prepared, device: torch.device, *, probe: 
     need, there = needed_memory(run), room(device)
     if not run.logging.probe:
         return Estimate(need, there, None)
+    busy = hardware.busy_cores(BUSY_SECONDS) or 0.0
     limit = product_limit(run, device)
     fits = there is None or need.total <= there.available
-    rows = min(_batch(run).rows, int(PROBE_SECONDS / 4 / _row_seconds(run, limit)))
+    rows = _rows_to_try(run, limit)
     if not (probe and fits and rows):
-        return Estimate(need, there, limit)
+        return Estimate(need, there, limit, busy=busy)
     plan = Plan(
         config=run.train,
         seed=run.seed,
@@ -108,7 +114,7 @@ def estimate(run: TrainRun, prepared: Prepared, device: torch.device, *, probe: 
     speed = measure_speed(
         plan, model, build_optimizer(model, run.optimizer), loader, rows=rows, seconds=PROBE_SECONDS / 2
     )
-    return Estimate(need, there, limit, speed, _validation_seconds(run, prepared, model, plan.autocast))
+    return Estimate(need, there, limit, speed, _validation_seconds(run, prepared, model, plan.autocast), busy)
 
 
 def product_limit(run: TrainRun, device: torch.device) -> float:
@@ -126,8 +132,10 @@ def share_of_limit(run: TrainRun, limit: float) -> float:
     return trained_flops_per_token(run.model) / limit
 
 
-def _row_seconds(run: TrainRun, limit: float) -> float:
-    return trained_flops_per_token(run.model) * run.model.max_seq_len / (POOR_SHARE * limit)
+def _rows_to_try(run: TrainRun, limit: float) -> int:
+    """Rows of which four passes should fit into the probe; one where at least two of it do; else none."""
+    each = trained_flops_per_token(run.model) * run.model.max_seq_len / (POOR_SHARE * limit)
+    return min(_batch(run).rows, max(int(PROBE_SECONDS / 4 / each), int(each <= PROBE_SECONDS / 2)))
 
 
 def _validation_seconds(run: TrainRun, prepared: Prepared, model: CyberSLM, autocast: Callable) -> float:
@@ -201,8 +209,10 @@ def _speed_lines(run: TrainRun, found: Estimate) -> Iterator[str]:
     share = rate * share_of_limit(run, found.limit)
     yield (
         f"speed: {rate:,.0f} tokens/s, {share:.0%} of the limit of {products} (measured here with"
-        f" {found.speed.rows} rows)"
+        f" {count(found.speed.rows, 'row')})"
     )
+    if found.busy > BUSY:
+        yield f"warning: other programs keep {found.busy:.1f} cores busy: what was measured holds only as long as they do"
     done = _steps_done(run)
     left = run.train.max_steps - done
     training = left * found.speed.step_seconds(rows)

@@ -9,10 +9,11 @@ from conftest import MakeRun
 
 from cyberslm.config import Loaded
 from cyberslm.errors import ConfigError
+from cyberslm.model.sizes import trained_flops_per_token
 from cyberslm.recipes import estimate
 from cyberslm.recipes.check import check
 from cyberslm.recipes.config import TrainRun, load_run
-from cyberslm.recipes.estimate import _validations, needed_memory
+from cyberslm.recipes.estimate import _rows_to_try, _validations, needed_memory
 from cyberslm.recipes.train import run_training
 from cyberslm.training.memory import Needed
 from cyberslm.training.trackers import read_metrics
@@ -24,7 +25,8 @@ def shown(run: Loaded[TrainRun]) -> list[str]:
     return list(check(run, lambda _: None))
 
 
-def test_check_says_memory_disk_speed_and_time(make_run: MakeRun) -> None:
+def test_check_says_memory_disk_speed_and_time(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate.hardware, "busy_cores", lambda _: 0.0)
     lines = shown(load_run(make_run({"logging.probe": True, "threads": 1})))
     text = "\n".join(lines)
     assert re.search(r"^memory: 0.3\d GiB at the peak, .* GiB free of .* GiB \(program 0.36 GiB, ", text, re.MULTILINE)
@@ -122,6 +124,24 @@ def test_pass_that_takes_too_long_is_not_made(make_run: MakeRun, monkeypatch: py
     monkeypatch.setattr(estimate, "product_limit", lambda *_: 1e3)
     text = "\n".join(shown(load_run(make_run({"logging.probe": True}))))
     assert "speed: not measured; the limit of 1.00 kFLOP/s of fp32 products is 0 tokens/s at the very best" in text
+
+
+def test_load_of_other_programs_is_said_beside_what_was_measured(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimate.hardware, "busy_cores", lambda _: 1.25)
+    text = "\n".join(shown(load_run(make_run({"logging.probe": True}))))
+    assert "warning: other programs keep 1.2 cores busy" in text
+
+
+@pytest.mark.parametrize(("limit", "rows"), [(1e30, 2), (2.1, 2), (0.9, 1), (0.55, 1), (0.45, 0), (1e-9, 0)])
+def test_rows_tried_take_the_time_there_is(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, limit: float, rows: int
+) -> None:
+    """In units of the limit at which a row takes two seconds at the share that is expected."""
+    run = load_run(make_run()).value
+    row = trained_flops_per_token(run.model) * run.model.max_seq_len
+    assert _rows_to_try(run, limit * row / (2 * estimate.POOR_SHARE)) == rows
 
 
 @pytest.mark.parametrize(("steps", "every", "save"), [(20, 5, 5), (20, 6, 8), (21, 4, 10), (3, 5, 7)])
