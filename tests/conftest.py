@@ -38,7 +38,7 @@ SMALL: dict = {
     "scheduler": {"warmup_steps": 4},
     "eval": {"interval": 5, "max_rows": 8},
     "checkpoint": {"interval": 5},
-    "logging": {"interval": 5, "plots": False},
+    "logging": {"interval": 5, "plots": False, "probe": False},
 }
 
 MakeRun = Callable[..., Path]

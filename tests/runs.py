@@ -15,7 +15,7 @@ from cyberslm.recipes.train import run_training
 from cyberslm.training.loss import Score
 from cyberslm.training.trackers import read_metrics
 
-TIMED = ("seconds", "tokens_per_second")
+TIMED = ("seconds", "tokens_per_second", "peak_memory")
 
 
 def fingerprint(run: Path) -> dict[str, str]:

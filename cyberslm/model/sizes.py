@@ -26,22 +26,48 @@ def flops_per_token(config: CyberSLMConfig, tokens: int, *, training: bool) -> i
     return 2 * products * (3 if training else 1)
 
 
-def activation_bytes(config: CyberSLMConfig, batch: int, tokens: int) -> int:
-    """Bytes kept for the backward pass of a loss on ``batch`` rows of ``tokens``, in fp32 without dropout.
+def trained_flops_per_token(config: CyberSLMConfig) -> float:
+    """Operations of training that a token needs on average: attention counts only the keys that a query sees.
+
+    For whole rows of ``max_seq_len``; what a kernel computes besides, and then hides, is no part of it.
+    """
+    seen = sum(_mean_seen(config.max_seq_len, window) for window in config.windows)
+    at_all = config.num_layers * config.max_seq_len
+    whole = flops_per_token(config, config.max_seq_len, training=True)
+    per_key = 6 * config.num_heads * (config.key_size + config.head_size)
+    return whole - per_key * (at_all - seen)
+
+
+def _mean_seen(tokens: int, window: int | None) -> float:
+    """Keys that a query sees, on average over a row: 1, 2, 3 ... up to the window."""
+    most = tokens if window is None else min(window, tokens)
+    return (most * (most + 1) / 2 + (tokens - most) * most) / tokens
+
+
+def activation_bytes(config: CyberSLMConfig, batch: int, tokens: int, *, bf16: bool = False) -> int:
+    """Bytes kept for the backward pass of a loss on ``batch`` rows of ``tokens``, without dropout.
 
     The head's gradients are worked out with the loss (`cyberslm.training.cross_entropy`) and are among them.
-
-    For the fused kernel on whole causal rows; windows, documents and ``key_dim`` keep more.
+    ``bf16``: under autocast, where inputs of products and the weights as they were used are kept in bf16. For the fused
+    kernel on whole causal rows; windows, documents and ``key_dim`` keep more.
     """
     queries, keys = config.num_heads * config.key_size, config.kv_heads * config.key_size
     values, mixed = config.kv_heads * config.head_size, config.num_heads * config.head_size
-    norm = 3 * config.hidden_dim + 1 if config.norm == "rms" else 2 * config.hidden_dim + 2
-    heads = queries + keys + values + mixed + config.num_heads
-    if config.qk_norm:
-        heads += 2 * (queries + keys) + config.num_heads + config.kv_heads
+    inside = (2 * config.hidden_dim + 1) if config.norm == "rms" else (config.hidden_dim + 2)
+    into_products = config.hidden_dim * (5 if config.activation in GATED else 4)  # of a block, a copy for each in bf16
+    outputs = into_products if bf16 else 2 * config.hidden_dim
+    heads = queries + keys + values + mixed
+    normed = 2 * (queries + keys) + config.num_heads + config.kv_heads if config.qk_norm else 0
     feed_forward = (4 if config.activation in GATED else 2) * config.ffn_hidden_dim
-    numbers = config.num_layers * (2 * norm + heads + feed_forward) + norm
+    full = config.num_layers * (2 * inside + config.num_heads + normed) + inside
+    products = config.num_layers * (outputs + heads + feed_forward) + config.hidden_dim
     head_gradient = 4 * config.vocab_size * config.hidden_dim
     ids = 8
     tables = 8 * config.key_size  # of one row's positions
-    return batch * tokens * (4 * numbers + ids) + tokens * tables + head_gradient
+    weights = cast_bytes(config) if bf16 else 0
+    return batch * tokens * (4 * full + (2 if bf16 else 4) * products + ids) + tokens * tables + head_gradient + weights
+
+
+def cast_bytes(config: CyberSLMConfig) -> int:
+    """Bytes of the weights in bf16 that autocast keeps for the backward pass: all but the embeddings' and the head's."""
+    return 2 * (config.num_parameters - config.num_embedding_parameters)

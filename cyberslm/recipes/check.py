@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from cyberslm.config import Loaded, dump
 from cyberslm.data.loader import IGNORE, RowLoader
-from cyberslm.model.sizes import activation_bytes, cache_bytes_per_token, flops_per_token
+from cyberslm.model.sizes import cache_bytes_per_token, flops_per_token
 from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.data import Say, describe, ensure_prepared, fit_model, row_loader
+from cyberslm.recipes.estimate import estimate, lines, refuse_too_large
 from cyberslm.recipes.machine import cpu_threads, on_this_machine
 from cyberslm.recipes.shown import LEGEND, shown_row
 from cyberslm.recipes.train import header
@@ -30,8 +31,10 @@ def check(loaded: Loaded[TrainRun], say: Say) -> Iterator[str]:
     yield dump(run).rstrip()
     yield ""
     yield from describe(prepared)
+    refuse_too_large(run, device)
     with cpu_threads(run.threads):
         yield from header(run, loader, device)
+        yield from lines(run, estimate(run, prepared, device, probe=True))
     yield f"tokens: {run.train.global_batch_size * run.model.max_seq_len:,} per step, {_per_epoch(loader):,} per epoch"
     yield from _costs(run)
     yield ""
@@ -43,14 +46,8 @@ def check(loaded: Loaded[TrainRun], say: Say) -> Iterator[str]:
 
 
 def _costs(run: TrainRun) -> Iterator[str]:
-    """What the network costs by the formulas of `cyberslm.model.sizes`, as if all of it were fp32."""
-    config, rows = run.model, min(run.train.micro_batch_size, run.train.global_batch_size)
-    weights, length = 4 * config.num_parameters, config.max_seq_len
-    kept = activation_bytes(config, rows, length)
-    yield (
-        f"memory, fp32 by formula: weights {short(weights, 'B')}, with gradients and AdamW {short(4 * weights, 'B')};"
-        f" activations of {rows} rows {short(kept, 'B')}"
-    )
+    """What the network costs by the formulas of `cyberslm.model.sizes`."""
+    config, length = run.model, run.model.max_seq_len
     flops = flops_per_token(config, length, training=True) * run.train.global_batch_size * length
     cache = cache_bytes_per_token(config) * length
     yield f"arithmetic: {short(flops, 'FLOP')} per step; cache of one full context when generating {short(cache, 'B')}"

@@ -13,6 +13,7 @@ from cyberslm.errors import ConfigError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.text.config import TokenizerConfig
 from cyberslm.training.config import NO_LIMIT, TrainConfig
+from cyberslm.training.elsewhere import TRACKERS
 from cyberslm.training.optim import OptimizerConfig
 from cyberslm.training.schedule import SchedulerConfig
 
@@ -64,8 +65,20 @@ class LoggingConfig:
     plots: bool = True
     """Draw plots/loss.png at each checkpoint (needs the plots extra)."""
 
+    trackers: tuple[str, ...] = ()
+    """Where numbers and samples go besides metrics.jsonl: tensorboard (needs the trackers extra)."""
+
+    probe: bool = True
+    """Measure the model's speed and the machine's limit for some seconds before the first step: gives the time to
+    finish, and the share of the limit that is used."""
+
     def __post_init__(self) -> None:
         _at_least(self, interval=1)
+        for name in self.trackers:
+            if name not in TRACKERS:
+                raise ConfigError(f"trackers has {name!r}: known are {', '.join(TRACKERS)}")
+        if len(set(self.trackers)) < len(self.trackers):
+            raise ConfigError(f"trackers names one twice: {', '.join(self.trackers)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 from cyberslm import files
 from cyberslm.checkpoint.steps import list_steps
@@ -66,13 +67,23 @@ def _why_not(before: TrainRun, run: TrainRun, done: int) -> str:
 
 
 def require_space(run: TrainRun) -> None:
-    """The kept checkpoints (weights, two moments and perhaps their mean, fp32), the one being written, and final/."""
+    """Refuse a run whose checkpoints have no room."""
+    files.require_space(run.folder, space_needed(run), what="checkpoints and final/")
+
+
+def space_needed(run: TrainRun) -> int:
+    """Bytes still to come: the kept checkpoints (weights, two moments and perhaps their mean, fp32), the one being
+    written, and final/."""
     writes = run.train.max_steps // min(run.checkpoint.interval, run.eval.interval) + 2
     kept = run.checkpoint.keep_last + 2 + (run.train.on_spike == "rollback")
     missing = max(1, min(kept, writes) - len(list_steps(run.folder / "checkpoints")))
     copies = 4 if run.train.ema_decay else 3
-    needed = run.model.num_parameters * 4 * (copies * missing + 1)
-    files.require_space(run.folder, needed, what="checkpoints and final/")
+    return run.model.num_parameters * 4 * (copies * missing + 1)
+
+
+def free_bytes(run: TrainRun) -> int:
+    """Free room where the run's folder is, or will be."""
+    return shutil.disk_usage(next(path for path in (run.folder, *run.folder.resolve().parents) if path.exists())).free
 
 
 def write_run_files(loaded: Loaded[TrainRun], run: TrainRun) -> None:

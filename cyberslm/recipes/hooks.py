@@ -21,14 +21,24 @@ from cyberslm.model.model import CyberSLM
 from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.data import bytes_per_id, row_loader
 from cyberslm.recipes.interrupts import Interrupts
-from cyberslm.recipes.machine import autocast, package_version
+from cyberslm.recipes.machine import autocast, package_version, products
 from cyberslm.text.tokenizer import Tokenizer
+from cyberslm.training.elsewhere import open_trackers
 from cyberslm.training.ema import TRAINED, WeightMean
 from cyberslm.training.loss import Score, measure
 from cyberslm.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
-from cyberslm.training.plots import can_plot, loss_curve
+from cyberslm.training.plots import can_plot, curves
 from cyberslm.training.state import TrainState
-from cyberslm.training.trackers import Meter, MetricsFile, Record, Screen, event_line, read_metrics, validation_line
+from cyberslm.training.trackers import (
+    Meter,
+    MetricsFile,
+    Record,
+    Screen,
+    event_line,
+    peak_memory,
+    read_metrics,
+    validation_line,
+)
 
 
 def sampling(run: TrainRun) -> SamplingParams:
@@ -55,18 +65,22 @@ class RunHooks:
         interrupts: Interrupts,
     ) -> None:
         self.run, self.model, self.prepared, self.screen, self.interrupts = run, model, prepared, screen, interrupts
-        products = torch.float32 if run.precision == "fp32" else torch.bfloat16
-        self.optimizer = build_optimizer(model, run.optimizer, products=products)
+        self.optimizer = build_optimizer(model, run.optimizer, products=products(run))
         self.mean = WeightMean(model, run.train.ema_decay) if run.train.ema_decay else None
         self.metrics = MetricsFile(run.folder / "metrics.jsonl", step=state.step)
         self.samples = MetricsFile(run.folder / "samples.jsonl", step=state.step)
+        self.trackers = open_trackers(run.logging.trackers, run.folder, step=state.step)
+        self.share_per_rate: float | None = None
+        """What a token a second is of the machine's measured limit, where it is to be shown."""
         self.meter = Meter(total_steps=state.total_steps(run.train), interval=run.logging.interval)
         self.bytes_per_id = bytes_per_id(prepared.tokenizer)
         self.autocast = autocast(run.precision, model.device)
         self.loader = row_loader(run, prepared, prepared.train)
 
     def record(self, record: Record) -> None:
-        self.metrics.write(record)
+        if record["type"] == "train":
+            record = {**record, **self._seen(float(str(record["tokens_per_second"])))}
+        self.publish(record)
         if record["type"] == "train":
             self.screen.advance(int(str(record["step"])))
             line = self.meter.add(record)
@@ -78,6 +92,21 @@ class RunHooks:
             self.meter.total_steps = int(str(record["total"]))
         if line is not None:
             self.screen.line(line)
+
+    def publish(self, record: Record) -> None:
+        """A record for metrics.jsonl and the trackers."""
+        self.metrics.write(record)
+        for tracker in self.trackers:
+            tracker.write(record)
+
+    def _seen(self, rate: float) -> dict[str, float]:
+        """What a train record says besides of the machine: peak memory so far, and the share of its limit used."""
+        seen: dict[str, float] = {"peak_memory": peak_memory()}
+        if self.model.device.type == "cuda":
+            seen["peak_gpu_memory"] = torch.cuda.max_memory_allocated(self.model.device)
+        if self.share_per_rate is not None:
+            seen["share_of_limit"] = rate * self.share_per_rate
+        return seen
 
     def validate(self, state: TrainState) -> Score | None:
         with self._published():
@@ -104,7 +133,9 @@ class RunHooks:
             return
         engine = Engine(self.model, self.prepared.tokenizer)
         for completion in engine.generate(prompts, sampling(self.run)):
-            self.samples.write({"type": "sample", "step": step, "prompt": completion.prompt, "text": completion.text})
+            sample = {"type": "sample", "step": step, "prompt": completion.prompt, "text": completion.text}
+            for place in (self.samples, *self.trackers):
+                place.write(sample)
             self.screen.line(f"step {step} | sample | {(completion.prompt + completion.text)!r}")
 
     def save(self, state: TrainState, score: Score | None) -> None:
@@ -121,8 +152,8 @@ class RunHooks:
         if self.mean is not None:
             fields["ema_decay"] = self.run.train.ema_decay
         self.interrupts.wants_save = False
-        self.metrics.sync()
-        self.samples.sync()
+        for place in (self.metrics, self.samples, *self.trackers):
+            place.sync()
         target = step_folder(self.checkpoints, state.step)
         with self._published() as trained:
             tensors = {**optimizer_tensors(self.optimizer, self.model), **trained}
@@ -159,13 +190,16 @@ class RunHooks:
             state = TrainState.from_json(dict(training.state))
         self.metrics.go_back(step)
         self.samples.go_back(step)
+        for tracker in self.trackers:
+            tracker.close()
+        self.trackers = open_trackers(self.run.logging.trackers, self.run.folder, step=step)
         remove_after(self.checkpoints, step)
         return state
 
     def _plot(self) -> None:
         if self.run.logging.plots and can_plot():
             folder = files.make_folder(self.run.folder / "plots")
-            png = loss_curve(read_metrics(self.run.folder / "metrics.jsonl"), title=self.run.folder.name)
+            png = curves({self.run.folder.name: read_metrics(self.run.folder / "metrics.jsonl")})
             files.write_bytes(folder / "loss.png", png)
 
     def should_save(self) -> bool:
@@ -179,5 +213,5 @@ class RunHooks:
         return self.run.folder / "checkpoints"
 
     def close(self) -> None:
-        self.metrics.close()
-        self.samples.close()
+        for place in (self.metrics, self.samples, *self.trackers):
+            place.close()

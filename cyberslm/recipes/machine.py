@@ -56,6 +56,11 @@ def autocast(precision: str, device: torch.device) -> Callable:
     return partial(torch.autocast, device.type, dtype=torch.bfloat16)
 
 
+def products(run: TrainRun) -> torch.dtype:
+    """The dtype of matrix products."""
+    return torch.float32 if run.precision == "fp32" else torch.bfloat16
+
+
 def environment() -> dict[str, object]:
     """What decides numbers besides the configuration, for ``env.json``."""
     return {

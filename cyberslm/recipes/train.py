@@ -34,12 +34,14 @@ from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.model.model import CyberSLM
 from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.data import Say, describe, describe_rows, ensure_prepared, fit_model
+from cyberslm.recipes.estimate import Estimate, estimate, figures, lines, refuse_too_large, share_of_limit
 from cyberslm.recipes.folder import refuse_other_run, require_space, write_run_files
 from cyberslm.recipes.hooks import RunHooks, check_samples
 from cyberslm.recipes.interrupts import Interrupts
 from cyberslm.recipes.machine import cpu_threads, on_this_machine
 from cyberslm.training.compiled import compile_and_try, is_worth_compiling
 from cyberslm.training.config import NO_LIMIT
+from cyberslm.training.elsewhere import require_trackers
 from cyberslm.training.loss import next_token_loss
 from cyberslm.training.optim import group_sizes
 from cyberslm.training.plots import can_plot
@@ -62,6 +64,7 @@ def run_training(loaded: Loaded[TrainRun], *, stop_at: int | None = None, quiet:
     run = loaded.value
     if stop_at is not None and not 1 <= stop_at <= run.train.max_steps:
         raise ConfigError(f"--stop-at must be from 1 to train.max_steps {run.train.max_steps}, not {stop_at}")
+    require_trackers(run.logging.trackers)
     run, device = on_this_machine(run)
     loaded = replace(loaded, value=run)
     files.make_folder(run.folder / "checkpoints")
@@ -94,13 +97,17 @@ def _train(
     _check_patience(run, prepared)
     require_space(run)
     write_run_files(loaded, run)
+    refuse_too_large(run, device)
+    found = estimate(run, prepared, device, probe=step is None)
     model, state, training = _start(run, step, device, screen.line)
     this = RunHooks(run, model, prepared, state, screen, interrupts)
+    if found.limit is not None:
+        this.share_per_rate = share_of_limit(run, found.limit)
     if training is not None:
         this.load_training(training.tensors)
     if state.step == 0:
-        this.metrics.write(_run_record(run, this.loader, prepared))
-    for line in (*describe(prepared), *header(run, this.loader, device)):
+        this.publish(_run_record(run, this.loader, prepared, found))
+    for line in (*describe(prepared), *header(run, this.loader, device), *lines(run, found)):
         screen.line(line)
     plan = Plan(
         config=run.train,
@@ -192,7 +199,7 @@ def _finish(run: TrainRun, state: TrainState, number: int | None, prepared: Prep
     return Outcome(state, final, number)
 
 
-def _run_record(run: TrainRun, loader: RowLoader, prepared: Prepared) -> Record:
+def _run_record(run: TrainRun, loader: RowLoader, prepared: Prepared, found: Estimate) -> Record:
     """The header block for machines: the first line of ``metrics.jsonl``."""
     return {
         "type": "run",
@@ -210,6 +217,7 @@ def _run_record(run: TrainRun, loader: RowLoader, prepared: Prepared) -> Record:
         "device": run.device,
         "precision": run.precision,
         "seed": run.seed,
+        **figures(run, found),
     }
 
 

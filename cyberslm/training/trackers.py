@@ -148,11 +148,15 @@ class Screen:
 
 
 class Meter:
-    """Turns train records into one line per interval: mean loss and rate since the last line, time to go."""
+    """Turns train records into one line per interval: mean loss, rate and share of the limit since the last
+    line, peak memory, time to go."""
 
     def __init__(self, *, total_steps: int | None, interval: int) -> None:
         self.total_steps, self._interval = total_steps, interval
-        self._loss_sum, self._tokens, self._seconds, self._steps = 0.0, 0, 0.0, 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._loss_sum, self._tokens, self._seconds, self._steps, self._share = 0.0, 0, 0.0, 0, 0.0
 
     def add(self, record: Mapping) -> str | None:
         """The line for this record if an interval ends with it."""
@@ -160,6 +164,7 @@ class Meter:
         self._tokens += record["step_tokens"]
         self._seconds += record["seconds"]
         self._steps += 1
+        self._share += record.get("share_of_limit", 0.0) * record["seconds"]
         step = record["step"]
         total = self.total_steps
         if step % self._interval and step != total:
@@ -171,13 +176,15 @@ class Meter:
             f"gnorm {record['grad_norm']:.2f}",
             f"{self._tokens / max(self._seconds, 1e-9):,.0f} tok/s",
             f"tokens {short(record['tokens'])}",
-            f"mem {peak_memory() / 2**30:.1f}G",
+            f"mem {record.get('peak_gpu_memory', record.get('peak_memory', 0)) / 2**30:.1f}G",
         ]
         if total is not None:
             parts.append(f"eta {clock(self._seconds / self._steps * (total - step))}")
+        if "share_of_limit" in record:
+            parts.insert(5, f"{self._share / max(self._seconds, 1e-9):.0%} of limit")
         if record["skipped"]:
             parts.append(f"skipped {record['skipped']}")
-        self._loss_sum, self._tokens, self._seconds, self._steps = 0.0, 0, 0.0, 0
+        self._reset()
         return " | ".join(parts)
 
 

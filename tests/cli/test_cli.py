@@ -18,7 +18,9 @@ from cyberslm import cli
 Cli = Callable[..., "Said"]
 VERBS = (
     "init",
+    "doctor",
     "check",
+    "plot",
     "train",
     "generate",
     "eval",

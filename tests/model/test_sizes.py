@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from cyberslm.data.loader import Batch
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.model import CyberSLM
-from cyberslm.model.sizes import activation_bytes, flops_per_token
+from cyberslm.model.sizes import activation_bytes, flops_per_token, trained_flops_per_token
 from cyberslm.training.loss import next_token_loss
 
 SMALL = CyberSLMConfig(
@@ -61,19 +61,35 @@ def test_operations_are_those_that_torch_counts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_activations_are_those_that_torch_keeps(name: str) -> None:
+@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+def test_activations_are_those_that_torch_keeps(name: str, bf16: bool) -> None:
     config = replace(SMALL, **VARIANTS[name])
     model, batch = CyberSLM(config), rows(config)
     own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
     kept: dict[int, int] = {}
+    alive = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             kept[storage.data_ptr()] = storage.nbytes()
+            alive.append(tensor)
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16),
+    ):
         loss = next_token_loss(model, batch).objective
     assert loss.requires_grad
-    assert sum(kept.values()) == pytest.approx(activation_bytes(config, 3, 40), rel=1e-3)
+    assert sum(kept.values()) == pytest.approx(activation_bytes(config, 3, 40, bf16=bf16), rel=0.035 if bf16 else 1e-3)
+
+
+@pytest.mark.parametrize("window", [None, 5, (5, 0), 1, 99])
+def test_operations_of_training_count_the_keys_that_are_seen(window: object) -> None:
+    config = replace(SMALL, sliding_window=window, head_dim=12, key_dim=10)
+    length, whole = config.max_seq_len, flops_per_token(config, config.max_seq_len, training=True)
+    seen = sum(min(query + 1, each or length) for each in config.windows for query in range(length))
+    hidden = config.num_layers * length**2 - seen
+    products = 2 * config.num_heads * (config.key_size + config.head_size)  # of a query with a key, and with its value
+    assert trained_flops_per_token(config) == pytest.approx(whole - 3 * products * hidden / length)

@@ -463,3 +463,40 @@ def test_threads_of_the_host_program_are_given_back(make_run: MakeRun) -> None:
     before = torch.get_num_threads()
     train(make_run({"train.max_steps": 5, "threads": 2}))
     assert torch.get_num_threads() == before
+
+
+def test_trackers_get_numbers_validations_by_source_and_samples(make_run: MakeRun) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sources = ["text/more.jsonl", "text/*.txt"]
+    changes = {"logging.trackers": ["tensorboard"], "eval.sample_prompts": ["The"], "eval.sample_tokens": 4}
+    path = make_run(changes | {"data.sources": sources, "logging.probe": True, "train.max_steps": 10})
+    train(path, stop_at=7)
+    train(path)
+    found = EventAccumulator(str(path.parent / "run" / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0})
+    found.Reload()
+    records = read_metrics(path.parent / "run" / "metrics.jsonl")
+    for kind, key in (("train", "loss"), ("train", "share_of_limit"), ("validation", "bits_per_byte/data.sources[1]")):
+        steps = [record["step"] for record in records if record["type"] == kind]
+        assert [event.step for event in found.Scalars(f"{kind}/{key}")] == steps
+    assert [event.step for event in found.Tensors("sample/The/text_summary")] == [5, 10]
+    assert "run/text_summary" in found.Tags()["tensors"]
+
+
+@pytest.mark.parametrize(
+    ("trackers", "words"),
+    [(["tensorbord"], "trackers has 'tensorbord': known are tensorboard"), (["tensorboard"] * 2, "names one twice")],
+)
+def test_unknown_trackers_are_refused(make_run: MakeRun, trackers: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_run(make_run({"logging.trackers": trackers}))
+
+
+def test_missing_library_of_a_tracker_is_said_before_any_work(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cyberslm.training.elsewhere.find_spec", lambda _: None)
+    path = make_run({"logging.trackers": ["tensorboard"]})
+    with pytest.raises(ConfigError, match=r"pip install 'cyberslm\[trackers\]'"):
+        train(path)
+    assert not (path.parent / "run").exists()

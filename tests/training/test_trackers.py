@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from cyberslm.errors import StorageError
-from cyberslm.training.plots import loss_curve
 from cyberslm.training.trackers import Meter, MetricsFile, Screen, clock, read_metrics, short, validation_line
 
 
@@ -41,10 +40,21 @@ def test_numbers_that_json_lacks_are_written_by_name(tmp_path: Path) -> None:
 def test_one_line_an_interval_with_the_mean_loss_and_the_time_to_go() -> None:
     meter = Meter(total_steps=10, interval=2)
     assert meter.add(record(1, loss=4.0)) is None
-    line = meter.add(record(2, loss=2.0, step_tokens=300, tokens=400))
+    line = meter.add(record(2, loss=2.0, step_tokens=300, tokens=400, peak_memory=1.5 * 2**30))
+    assert line == (
+        "step 2/10 | loss 2.5000 | lr 1.00e-03 | gnorm 0.50 | 400 tok/s | tokens 400 | mem 1.5G | eta 0:00:04"
+    )
+
+
+def test_line_has_the_share_of_the_limit_over_its_interval_and_the_memory_of_the_gpu() -> None:
+    meter = Meter(total_steps=10, interval=2)
+    meter.add(record(1, seconds=1.0, share_of_limit=0.1))
+    line = meter.add(record(2, seconds=3.0, share_of_limit=0.3, peak_memory=2**30, peak_gpu_memory=2**31))
     assert line is not None
-    assert line.startswith("step 2/10 | loss 2.5000 | lr 1.00e-03 | gnorm 0.50 | 400 tok/s | tokens 400 | mem ")
-    assert line.endswith("eta 0:00:04")
+    assert " | 50 tok/s | 25% of limit | tokens 200 | mem 2.0G | " in line
+    line = meter.add(record(4, seconds=1.0, share_of_limit=0.5))
+    assert line is not None
+    assert "| 50% of limit |" in line
 
 
 def test_last_step_gets_a_line_too() -> None:
@@ -91,12 +101,6 @@ def test_short_numbers(value: float, text: str) -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00:00"), (61, "0:01:01"), (36_125, "10:02:05")])
 def test_clock(seconds: float, text: str) -> None:
     assert clock(seconds) == text
-
-
-def test_curve_is_a_png_even_with_odd_records() -> None:
-    records = [record(1), record(2, loss="nan"), {"type": "validation", "step": 2, "loss": 1.5, "bits_per_byte": 0.5}]
-    assert loss_curve(records, title="t").startswith(b"\x89PNG")
-    assert loss_curve([], title="empty").startswith(b"\x89PNG")
 
 
 def test_resuming_rewrites_the_log_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,8 @@ from typing import Annotated
 
 import typer
 
+from cyberslm.cli import look
+from cyberslm.cli.options import AsJson, Config, Device, Model, Overrides, Quiet, say
 from cyberslm.errors import ConfigError, CyberSLMError, GenerationError
 
 app = typer.Typer(
@@ -30,13 +32,6 @@ data_app = typer.Typer(help="Work on training data.", no_args_is_help=True, rich
 tokenizer_app = typer.Typer(help="Work on tokenizers.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 app.add_typer(tokenizer_app, name="tokenizer")
-
-Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's configuration.")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings that replace the file's.")]
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, or a run folder.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text: one object a line.")]
 
 
 def _version(asked: bool) -> None:
@@ -81,17 +76,9 @@ def init(
     typer.echo(f"wrote {out}\nnext:  cyberslm check {out}")
 
 
-@app.command(no_args_is_help=True)
-def check(config: Config, overrides: Overrides = None) -> None:
-    """Show what a run would do, without training.
-
-    Settings, sizes, steps and the first batch as text. Data are prepared if they aren't yet.
-    """
-    from cyberslm.recipes.check import check as lines
-    from cyberslm.recipes.config import load_run
-
-    for line in lines(load_run(config, overrides or ()), _say):
-        typer.echo(line)
+app.command()(look.doctor)
+app.command(no_args_is_help=True)(look.check)
+app.command(no_args_is_help=True)(look.plot)
 
 
 @app.command(no_args_is_help=True)
@@ -225,16 +212,16 @@ def data_prepare(
         raise ConfigError("give one of --dry-run, --slice and --merge")
     run = load_run(config, overrides or ()).value
     if dry_run:
-        for line in data.dry_run(run, _say):
+        for line in data.dry_run(run, say):
             typer.echo(line)
         return
     if part:
         number, _, count = part.partition("/")
         if not (number.isascii() and number.isdigit() and count.isascii() and count.isdigit()):
             raise ConfigError(f"--slice is {part!r}: write it as I/N, such as 1/4")
-        typer.echo(f"slice: {data.write_slice(run, int(number), int(count), _say)}")
+        typer.echo(f"slice: {data.write_slice(run, int(number), int(count), say)}")
         return
-    prepared = data.merge_slices(run, _say) if merge else data.ensure_prepared(run, _say)
+    prepared = data.merge_slices(run, say) if merge else data.ensure_prepared(run, say)
     for line in data.describe(prepared):
         typer.echo(line)
     typer.echo(f"prepared: {prepared.folder}")
@@ -284,7 +271,7 @@ def tokenizer_train(
     from cyberslm.recipes.config import load_run
     from cyberslm.recipes.data import write_tokenizer
 
-    folder = write_tokenizer(load_run(config, overrides or ()).value, out, _say)
+    folder = write_tokenizer(load_run(config, overrides or ()).value, out, say)
     typer.echo(f"tokenizer: {folder}\nuse it with:  tokenizer.path={folder}")
 
 
@@ -310,13 +297,13 @@ def tokenizer_report(
     """
     from cyberslm.recipes.tokenizer_report import report, table
 
-    reports = report(subject, texts or (), against=against or (), sample_bytes=sample_bytes, say=_say)
+    reports = report(subject, texts or (), against=against or (), sample_bytes=sample_bytes, say=say)
     if plot is not None:
         from cyberslm.files import write_bytes
         from cyberslm.text.plots import report_chart
 
         write_bytes(plot, report_chart(reports))
-        _say(f"chart: {plot}")
+        say(f"chart: {plot}")
     for line in [json.dumps(each.to_json()) for each in reports] if as_json else table(reports):
         typer.echo(line)
 
@@ -369,10 +356,6 @@ def _prompts(given: list[str] | None, file: Path | None) -> list[str]:
         raise GenerationError(f"--prompt-file {file} can't be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise GenerationError(f"the prompt is not UTF-8 text: {error}") from error
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
 
 
 def _write(text: str) -> None:

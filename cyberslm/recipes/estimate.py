@@ -1,0 +1,262 @@
+"""Estimates before work: memory by formula, speed by a short probe, time to finish, room on the disk; what won't fit.
+
+A run is refused only where it is certain: weights and moments alone above all memory there is. Everything else is a
+warning with settings that would fit, as formulas are exact to some per cent and other programs come and go.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from cyberslm.checkpoint.steps import list_steps
+from cyberslm.data.prepare import Prepared
+from cyberslm.errors import ConfigError
+from cyberslm.model.model import CyberSLM
+from cyberslm.model.sizes import trained_flops_per_token
+from cyberslm.recipes.config import TrainRun
+from cyberslm.recipes.data import bytes_per_id, row_loader
+from cyberslm.recipes.folder import free_bytes, space_needed
+from cyberslm.recipes.machine import autocast, products
+from cyberslm.training import hardware
+from cyberslm.training.config import NO_LIMIT
+from cyberslm.training.limits import product_rates
+from cyberslm.training.loss import measure, next_token_loss
+from cyberslm.training.memory import Batch, Fitting, Needed, fitting, needed
+from cyberslm.training.optim import build_optimizer
+from cyberslm.training.probe import Speed, measure_speed
+from cyberslm.training.trackers import clock, count, short
+from cyberslm.training.trainer import Plan
+
+PROBE_SECONDS = 8.0
+BUSY_SECONDS = 0.1
+BUSY = 0.3
+"""Cores of other programs from which on their load is worth a word."""
+POOR_SHARE = 0.2
+"""Share of the limit that a pass is expected to reach at the least, for the choice of how many rows to try."""
+GiB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Room:
+    """Memory of the device: all of it that the process may have, and what is free now."""
+
+    device: str
+    total: int
+    available: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run needs and how long it takes; the parts that were not measured are None."""
+
+    needed: Needed
+    room: Room | None
+    limit: float | None
+    """Operations per second of matrix products in the run's precision."""
+    speed: Speed | None = None
+    validation_seconds: float = 0.0
+    """Of one validation."""
+    busy: float = 0.0
+    """Cores that other programs kept busy at the time."""
+
+
+def needed_memory(run: TrainRun) -> Needed:
+    return needed(run.model, _batch(run), **_precision(run))
+
+
+def room(device: torch.device) -> Room | None:
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return Room(torch.cuda.get_device_name(device), total, free)
+    found = hardware.memory()
+    return None if found is None else Room("this machine", found.total, found.available)
+
+
+def refuse_too_large(run: TrainRun, device: torch.device) -> None:
+    """Stop a run whose weights and moments alone are more than all memory there is."""
+    there, certain = room(device), needed_memory(run).certain
+    if there is not None and certain > there.total:
+        raise ConfigError(
+            f"model: {run.model.num_parameters:,} parameters with the optimizer's state need {_gib(certain)} and"
+            f" {there.device} has {_gib(there.total)}: lower model.hidden_dim, model.num_layers or model.vocab_size"
+        )
+
+
+def estimate(run: TrainRun, prepared: Prepared, device: torch.device, *, probe: bool) -> Estimate:
+    """Memory always; with ``probe`` speed too, unless the run would not fit or one row alone takes too long."""
+    need, there = needed_memory(run), room(device)
+    if not run.logging.probe:
+        return Estimate(need, there, None)
+    busy = hardware.busy_cores(BUSY_SECONDS) or 0.0
+    limit = product_limit(run, device)
+    fits = there is None or need.total <= there.available
+    rows = _rows_to_try(run, limit)
+    if not (probe and fits and rows):
+        return Estimate(need, there, limit, busy=busy)
+    plan = Plan(
+        config=run.train,
+        seed=run.seed,
+        schedule=run.scheduler,
+        until=run.train.max_steps,
+        validate_every=run.eval.interval,
+        save_every=run.checkpoint.interval,
+        autocast=autocast(run.precision, device),
+        loss=partial(next_token_loss, z_loss=run.train.z_loss),
+    )
+    model = CyberSLM(run.model, seed=run.seed, device=device)
+    loader = row_loader(run, prepared, prepared.train)
+    speed = measure_speed(
+        plan,
+        model,
+        build_optimizer(model, run.optimizer, products=products(run)),
+        loader,
+        rows=rows,
+        seconds=PROBE_SECONDS / 2,
+    )
+    return Estimate(need, there, limit, speed, _validation_seconds(run, prepared, model, plan.autocast), busy)
+
+
+def product_limit(run: TrainRun, device: torch.device) -> float:
+    """The rate of matrix products of the run's shape and precision on this machine, in about half a second."""
+    rows = _batch(run).rows * run.model.max_seq_len
+    dtype = torch.bfloat16 if run.precision == "bf16" else torch.float32
+    rates = product_rates(
+        device, dtype, rows=min(rows, 8192), width=run.model.hidden_dim, inner=run.model.ffn_hidden_dim, seconds=0.1
+    )
+    return rates.limit
+
+
+def share_of_limit(run: TrainRun, limit: float) -> float:
+    """What a token a second is of the limit: throughput times this is the share of it that is used."""
+    return trained_flops_per_token(run.model) / limit
+
+
+def _rows_to_try(run: TrainRun, limit: float) -> int:
+    """Rows of which four passes should fit into the probe; one where at least two of it do; else none."""
+    each = trained_flops_per_token(run.model) * run.model.max_seq_len / (POOR_SHARE * limit)
+    return min(_batch(run).rows, max(int(PROBE_SECONDS / 4 / each), int(each <= PROBE_SECONDS / 2)))
+
+
+def _validation_seconds(run: TrainRun, prepared: Prepared, model: CyberSLM, autocast: Callable) -> float:
+    """One validation, from its first batch; the first pass warms up."""
+    if prepared.validation is None:
+        return 0.0
+    loader = row_loader(run, prepared, prepared.validation)
+    rows = min(run.train.micro_batch_size, run.eval.max_rows or run.train.micro_batch_size)
+    batch = next(iter(loader.sequential(rows)))
+    spent = []
+    with autocast():
+        for _ in range(2):
+            started = time.perf_counter()
+            measure(model, [batch], bytes_per_id(prepared.tokenizer))
+            spent.append(time.perf_counter() - started)
+    total = min(run.eval.max_rows or loader.rows_per_epoch, loader.rows_per_epoch)
+    return spent[-1] * total / batch.input_ids.shape[0]
+
+
+def lines(run: TrainRun, found: Estimate) -> Iterator[str]:
+    """The estimate for people."""
+    yield from _memory_lines(run, found)
+    yield f"disk: {short(space_needed(run), 'B')} for checkpoints and final/, {short(free_bytes(run), 'B')} free"
+    yield from _speed_lines(run, found)
+
+
+def figures(run: TrainRun, found: Estimate) -> dict[str, object]:
+    """The estimate for machines."""
+    figures: dict[str, object] = {
+        "flops_per_token": trained_flops_per_token(run.model),
+        "estimated_memory": found.needed.total,
+    }
+    if found.limit is not None:
+        figures["limit_flops_per_second"] = found.limit
+    if found.speed is not None:
+        figures["estimated_tokens_per_second"] = found.speed.tokens_per_second(run.train.global_batch_size)
+    return figures
+
+
+def _memory_lines(run: TrainRun, found: Estimate) -> Iterator[str]:
+    need, there = found.needed, found.room
+    parts = ", ".join(f"{name} {_gib(size)}" for name, size in need._asdict().items() if size)
+    free = "" if there is None else f", {_gib(there.available)} free of {_gib(there.total)}"
+    yield f"memory: {_gib(need.total)} at the peak{free} ({parts})"
+    if there is None or need.total <= there.available:
+        return
+    smaller = fitting(run.model, _batch(run), **_precision(run), available=there.available)
+    where = "of the GPU" if run.device == "cuda" else "of memory"
+    yield f"warning: will not fit: needs {_gib(need.total)} of {_gib(there.available)} {where}; {_advice(run, smaller)}"
+
+
+def _advice(run: TrainRun, smaller: Fitting | None) -> str:
+    if smaller is None:
+        return "no batch is small enough: lower model.hidden_dim, model.num_layers or model.vocab_size"
+    keys = [f"train.micro_batch_size={smaller.rows}"]
+    if smaller.tokens < run.model.max_seq_len:
+        keys.append(f"model.max_seq_len={smaller.tokens}")
+    return f"{' '.join(keys)} would need {_gib(smaller.total)}"
+
+
+def _speed_lines(run: TrainRun, found: Estimate) -> Iterator[str]:
+    if found.limit is None:
+        return
+    products = f"{short(found.limit, 'FLOP/s')} of {run.precision} products"
+    if found.speed is None:
+        best = 1 / share_of_limit(run, found.limit)
+        yield f"speed: not measured; the limit of {products} is {best:,.0f} tokens/s at the very best"
+        return
+    rows = run.train.global_batch_size
+    rate = found.speed.tokens_per_second(rows)
+    share = rate * share_of_limit(run, found.limit)
+    yield (
+        f"speed: {rate:,.0f} tokens/s, {share:.0%} of the limit of {products} (measured here with"
+        f" {count(found.speed.rows, 'row')})"
+    )
+    if found.busy > BUSY:
+        yield f"warning: other programs keep {found.busy:.1f} cores busy: what was measured holds as long as they do"
+    if run.train.max_steps == NO_LIMIT:
+        yield f"time: {run.train.max_time} (train.max_time)"
+        return
+    done = _steps_done(run)
+    left = run.train.max_steps - done
+    training = left * found.speed.step_seconds(rows)
+    checks = _validations(run, done) * found.validation_seconds
+    yield f"time: about {clock(training + checks)} for {left:,} steps, {clock(checks)} of it validation"
+
+
+def _steps_done(run: TrainRun) -> int:
+    steps = list_steps(run.folder / "checkpoints")
+    return min(steps[-1].step, run.train.max_steps) if steps else 0
+
+
+def _validations(run: TrainRun, done: int) -> int:
+    """Validations after step ``done``: at both intervals, and at the end."""
+    first, second, last = run.eval.interval, run.checkpoint.interval, run.train.max_steps
+
+    def until(step: int) -> int:
+        return step // first + step // second - step // math.lcm(first, second) + (step == last and not regular)
+
+    regular = last % first == 0 or last % second == 0
+    return until(last) - until(done)
+
+
+def _batch(run: TrainRun) -> Batch:
+    rows = min(run.train.micro_batch_size, run.train.global_batch_size)
+    return Batch(rows, several=run.train.global_batch_size > rows)
+
+
+def _precision(run: TrainRun) -> dict:
+    """What `needed` and `fitting` ask of the run besides its shape: AdamW keeps two moments of each weight."""
+    return {
+        "optimizer": 8 * run.model.num_parameters,
+        "bf16": run.precision == "bf16",
+        "device": run.device,
+    }
+
+
+def _gib(number: float) -> str:
+    return f"{number / GiB:.2f} GiB"

@@ -1,0 +1,116 @@
+"""The largest memory of a training process, by formula, and which smaller settings would fit.
+
+    program + weights + optimizer + max(activations + loss + gradients so far, gradients)
+
+Weights, gradients and the optimizer's state are known exactly, and kept activations too (`activation_bytes`). What
+can't be derived is measured, and stands in `MEASURED`: what Python, torch and its libraries take, and how much more the
+C library holds than was asked for, as blocks of a step don't fall into the gaps of the one before. The peak is where
+the loss ends: a chunk of logits and the head's weights as they were used are there then, and gradients if an earlier
+micro-batch of the step has left some. ``scripts/benchmarks/memory.py`` shows formula and truth side by side, to
+be run again when the loss, the network or the allocator has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from cyberslm.model.config import CyberSLMConfig
+from cyberslm.model.sizes import activation_bytes, cast_bytes
+from cyberslm.training.cross_entropy import CHUNK
+
+
+class Measured(NamedTuple):
+    """``program`` bytes of an idle process; what activations take in all, a part of what they need."""
+
+    program: int
+    one: float
+    """Where a step is one micro-batch."""
+    several: float
+    """Where gradients are accumulated over several."""
+
+
+MEASURED = {
+    "cpu": Measured(program=370 << 20, one=1.65, several=1.9),  # glibc 2.36, freed memory kept
+    "cuda": Measured(program=600 << 20, one=1.1, several=1.1),  # a guess: not measured yet
+}
+
+
+class Needed(NamedTuple):
+    """Bytes at the peak, by what they are for."""
+
+    program: int
+    weights: int
+    optimizer: int
+    gradients: int
+    activations: int
+    loss: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+    @property
+    def certain(self) -> int:
+        """What no setting of the batch can lower."""
+        return self.weights + self.optimizer
+
+
+class Batch(NamedTuple):
+    """Sizes of a step: rows at a time, and whether there are several such micro-batches."""
+
+    rows: int
+    several: bool
+
+
+def needed(
+    config: CyberSLMConfig, batch: Batch, *, optimizer: int, bf16: bool, device: str = "cpu", tokens: int | None = None
+) -> Needed:
+    """Peak memory of training on rows of ``tokens`` (default ``max_seq_len``), on the processor or on one GPU.
+
+    ``optimizer``: bytes of the optimizer's state.
+    """
+    measured = MEASURED[device]
+    length = config.max_seq_len if tokens is None else tokens
+    weights = 4 * config.num_parameters
+    casts = cast_bytes(config) if bf16 else 0
+    kept = activation_bytes(config, batch.rows, length, bf16=bf16) - casts
+    activations = casts + int(kept * (measured.several if batch.several else measured.one))
+    head = config.vocab_size * config.hidden_dim
+    loss = (2 if bf16 else 4) * (min(CHUNK, batch.rows * length * config.vocab_size) + head)
+    gradients = weights if batch.several else max(0, weights - activations - loss)
+    return Needed(measured.program, weights, optimizer, gradients, activations, loss)
+
+
+class Fitting(NamedTuple):
+    """Sizes that would fit, and what they need."""
+
+    rows: int
+    tokens: int
+    total: int
+
+
+def fitting(
+    config: CyberSLMConfig, batch: Batch, *, optimizer: int, bf16: bool, device: str, available: int
+) -> Fitting | None:
+    """The largest sizes below those of ``batch`` that need at most ``available``: fewer rows first, then shorter ones.
+
+    None where one row of 16 tokens is too much: only a smaller model would fit.
+    """
+    for rows, tokens in _smaller(batch.rows, config.max_seq_len):
+        sizes = Batch(rows, batch.several or rows < batch.rows)
+        shape = replace(config, max_seq_len=tokens)
+        total = needed(shape, sizes, optimizer=optimizer, bf16=bf16, device=device).total
+        if total <= available:
+            return Fitting(rows, tokens, total)
+    return None
+
+
+def _smaller(rows: int, tokens: int) -> Iterator[tuple[int, int]]:
+    while rows > 1:
+        rows //= 2
+        yield rows, tokens
+    while tokens > 16:
+        tokens //= 2
+        yield 1, tokens

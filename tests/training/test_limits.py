@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import torch
+
+from cyberslm.training import limits
+from cyberslm.training.limits import FreshMemory, fresh_memory, memory_bandwidth, product_rates
+
+CPU = torch.device("cpu")
+
+
+def test_rates_are_operations_over_the_shortest_time(monkeypatch) -> None:
+    monkeypatch.setattr(limits, "_shortest", lambda work, seconds, device: (work(), 0.5)[1])
+    rates = product_rates(CPU, torch.float32, rows=64, width=8, inner=16, seconds=9.0)
+    assert rates == (2 * 64 * 8 * 16 / 0.5,) * 3
+    assert rates.limit == max(rates)
+
+
+def test_fewer_rows_where_a_product_would_take_too_long(monkeypatch) -> None:
+    monkeypatch.setattr(limits, "_shortest", lambda work, seconds, device: (work(), 10.0)[1])
+    assert product_rates(CPU, torch.float32, rows=4096, width=8, inner=16, seconds=0.1).forward == 2 * 128 * 8 * 16 / 10
+
+
+def test_rates_of_this_machine_are_positive_and_repeat_in_order() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        assert min(product_rates(CPU, dtype, rows=64, width=32, inner=48, seconds=0.0)) > 0
+    assert memory_bandwidth(CPU, size=1 << 20, seconds=0.0) > 0
+
+
+def test_memory_that_is_kept_needs_no_new_pages() -> None:
+    """What `keep_freed_memory` does is seen from outside, whatever the C library says of its settings."""
+    code = (
+        "from cyberslm.training.allocator import keep_freed_memory\n"
+        "from cyberslm.training.limits import fresh_memory\n"
+        "before = fresh_memory()\n"
+        "assert keep_freed_memory()\n"
+        "print(before.kept, fresh_memory().kept)\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert said.stdout.split() == ["False", "True"]
+
+
+def test_pages_tell_whether_they_are_large() -> None:
+    assert FreshMemory(first=16_384, again=0) == (16_384, 0)
+    assert not FreshMemory(first=16_384, again=0).huge
+    assert FreshMemory(first=40, again=40).huge
+    assert fresh_memory().first >= 0

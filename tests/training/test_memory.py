@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cyberslm.model.config import CyberSLMConfig
+from cyberslm.training.memory import Batch, fitting, needed
+
+CONFIG = CyberSLMConfig(max_seq_len=512)
+MOMENTS = 8 * CONFIG.num_parameters
+MiB = 1 << 20
+
+
+def need(rows: int = 4, several: bool = False, bf16: bool = False, config: CyberSLMConfig = CONFIG) -> int:
+    return needed(config, Batch(rows, several), optimizer=8 * config.num_parameters, bf16=bf16).total
+
+
+def test_weights_and_moments_are_what_the_parameters_take() -> None:
+    found = needed(CONFIG, Batch(1, several=False), optimizer=MOMENTS, bf16=False)
+    assert (found.weights, found.optimizer) == (4 * 33_531_264, 8 * 33_531_264)
+    assert found.certain == 12 * 33_531_264
+    assert found.total == sum(found)
+
+
+def test_more_rows_longer_rows_accumulation_and_larger_models_need_more() -> None:
+    assert need(4) < need(8)
+    assert need(4) < need(4, config=replace(CONFIG, max_seq_len=1024))
+    assert need(4) < need(4, several=True)
+    assert need(4) < need(4, config=replace(CONFIG, num_layers=13))
+    assert need(4, bf16=True) < need(4)
+
+
+def test_gradients_are_counted_where_little_else_is_held_at_the_end() -> None:
+    """A large model on one short row: at the end of the backward pass gradients are all that is left of the step."""
+    found = needed(CONFIG, Batch(1, several=False), optimizer=MOMENTS, bf16=False, tokens=16)
+    assert found.gradients + found.activations + found.loss == pytest.approx(found.weights, rel=1e-6)
+
+
+def test_smaller_sizes_that_fit_are_the_largest_that_do() -> None:
+    def fit(available: int):
+        return fitting(
+            CONFIG, Batch(8, several=False), optimizer=MOMENTS, bf16=False, device="cpu", available=available
+        )
+
+    found = fit(need(4, several=True))
+    assert (found.rows, found.tokens, found.total) == (4, 512, need(4, several=True))
+    assert fit(need(4, several=True) - 1).rows == 2
+    shorter = replace(CONFIG, max_seq_len=256)
+    assert fit(need(1, several=True, config=shorter))[:2] == (1, 256)
+    assert fit(100 * MiB) is None
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 64), st.integers(400, 6000))
+def test_what_is_advised_needs_what_it_says_and_fits(rows: int, available: int) -> None:
+    room = available * MiB
+    found = fitting(CONFIG, Batch(rows, several=True), optimizer=MOMENTS, bf16=True, device="cpu", available=room)
+    if found is not None:
+        shape = replace(CONFIG, max_seq_len=found.tokens)
+        assert found.total == need(found.rows, several=True, bf16=True, config=shape) <= room
