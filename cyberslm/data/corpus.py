@@ -10,6 +10,7 @@ workers or slices.
 from __future__ import annotations
 
 import hmac
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,13 +33,19 @@ from cyberslm.data.sources import copy_digest
 from cyberslm.data.spool import Spooled, read_spool, write_spool
 from cyberslm.data.workers import map_ordered
 from cyberslm.errors import DataError
+from cyberslm.files import Kept
 
 Split = Literal["train", "validation"]
-Stage = Literal["read", "clean", "tokenizer", "tokens"]
+Stage = Literal["read", "clean", "tokenizer", "tokens", "parts kept", "cleaning kept", "tokenizer kept", "shards kept"]
 
-Progress = Callable[[Stage, int, int], None]
-"""Called with the stage, the bytes of source files or text done, and the bytes of all of it."""
+Progress = Callable[[Stage | Literal["refused"], int, int], None]
+"""Called with the stage, the bytes of source files or text done, and the bytes of all of it.
 
+What an earlier start left comes as one call each, with the number of things kept and of all; "refused" is work of
+other settings or files, which was deleted.
+"""
+
+CLEANED = "cleaned"
 PROGRESS_BYTES = 1 << 20
 WORTH_WORKERS = 1 << 26
 
@@ -65,27 +72,36 @@ class Reading(NamedTuple):
 
 
 def read_parts(
-    config: DataConfig, files: Files, folder: Path, progress: Progress, *, slices: tuple[int, int] = (1, 1)
+    config: DataConfig, files: Files, kept: Kept, folder: Path, progress: Progress, *, slices: tuple[int, int] = (1, 1)
 ) -> Reading:
-    """Make the parts of slice i of n in ``folder``. Raises DataError for what can't be read."""
+    """Make the parts of slice i of n in ``folder``, those that aren't there yet. Raises DataError."""
     redactor, lasting = make_redactor(config)
-    maker = PartMaker(config, redactor, folder, files.keys)
+    maker = PartMaker(config, redactor, kept, folder, files.keys)
     number, count = slices
     tasks = [task for task in make_tasks(files.files) if task.number % count == number - 1]
+    parts = tuple(Part(folder, task.number) for task in tasks)
+    missing = [task for task, part in zip(tasks, parts, strict=True) if not _is_there(part, kept)]
+    if len(missing) < len(tasks):
+        progress("parts kept", len(tasks) - len(missing), len(tasks))
     total = sum(file.size for task in tasks for file in task.files)
-    done, parts = 0, []
-    progress("read", 0, total)
-    for task, part in zip(tasks, map_ordered(maker, tasks, workers=num_workers(config, total)), strict=True):
-        parts.append(part)
+    to_do = sum(file.size for task in missing for file in task.files)
+    done = total - to_do
+    progress("read", done, total)
+    for task, _ in zip(missing, map_ordered(maker, missing, workers=num_workers(config, to_do)), strict=True):
         done += sum(file.size for file in task.files)
         progress("read", done, total)
-    return Reading(tuple(parts), files.passed_over, redactor, lasting)
+    return Reading(parts, files.passed_over, redactor, lasting)
+
+
+def _is_there(part: Part, kept: Kept) -> bool:
+    """A part's documents go once they have been cleaned."""
+    return kept.holds(part.name) and (kept.holds(CLEANED) or part.documents.exists())
 
 
 class Corpus:
-    """The documents of a reading, cleaned into ``scratch``. Raises DataError and ConfigError."""
+    """The documents of a reading, cleaned into scratch files of ``kept``. Raises DataError and ConfigError."""
 
-    def __init__(self, config: DataConfig, reading: Reading, scratch: Path, progress: Progress) -> None:
+    def __init__(self, config: DataConfig, reading: Reading, kept: Kept, progress: Progress) -> None:
         self.config = config
         self.keys = list(reading.passed_over)
         self.redaction = RedactionReport()
@@ -107,7 +123,7 @@ class Corpus:
                 self._read[key].merge(counts)
         self._spools = [part.documents for part in reading.parts]
         if config.steps:
-            self._clean(scratch)
+            self._take_cleaned(kept, reading.parts)
         self._total = sum(spool.stat().st_size for spool in self._spools)
 
     def training_texts(self) -> Iterator[str]:
@@ -179,7 +195,27 @@ class Corpus:
                 "data.txt_unit: paragraph, or set data.validation_fraction: 0 to train without validation"
             )
 
-    def _clean(self, scratch: Path) -> None:
+    def _take_cleaned(self, kept: Kept, parts: Sequence[Part]) -> None:
+        """Go on with the cleaned documents; once they are marked, the parts' own are not needed any more."""
+        target, facts, finds = (kept.scratch / f"cleaned.{kind}" for kind in ("docs", "json", "finds"))
+        if kept.holds(CLEANED):
+            self._progress("cleaning kept", 1, 1)
+        else:
+            facts.write_text(json.dumps(self._clean(target, finds, kept.scratch)), encoding="utf-8")
+            kept.mark(CLEANED, (target, facts, finds))
+        plain = json.loads(facts.read_text(encoding="utf-8"))
+        self.steps = {(source, step): StepCounts.of_plain(counts) for source, step, counts in plain["steps"]}
+        self.duplicates = {name: DuplicateReport.of_plain(each) for name, each in plain["duplicates"].items()}
+        self.redaction.merge(RedactionReport.of_plain(plain["redaction"]))
+        self.finds.append(finds)
+        self._spools = [target]
+        for part in parts:
+            if part.folder == kept.scratch and part.documents.exists():
+                kept.mark(part.name, (part.finds, part.meta))
+                part.documents.unlink()
+
+    def _clean(self, target: Path, finds: Path, scratch: Path) -> dict[str, object]:
+        """Write the cleaned documents and what was found in them anew; returns what the steps counted."""
         raw, redactor = self._spools, self._redactor
         pipeline = make_pipeline(self.config.steps, self.config, scratch=scratch, keys=self.keys, redactor=redactor)
         total = sum(spool.stat().st_size for spool in raw)
@@ -194,24 +230,16 @@ class Corpus:
 
         pipeline.survey(start, workers=workers)
         cleaned: Iterable[Cleaned] = pipeline.run(start, workers=workers)
-        if redactor is not None and any(step.unicode is not None and step.changes_texts for step in self.config.steps):
-            cleaned = self._redacted_again(cleaned, redactor, scratch / "unveiled.finds")
-        target = scratch / "cleaned.docs"
-        write_spool(target, (Spooled(*each) for each in cleaned), self.keys)
-        for spool in raw:
-            spool.unlink()
-        self._spools, self.steps, self.duplicates = [target], pipeline.counts, pipeline.duplicates
-
-    def _redacted_again(self, cleaned: Iterable[Cleaned], redactor: Redactor, finds: Path) -> Iterator[Cleaned]:
-        """Mended and normalised characters may show what was hidden when the texts were redacted first."""
-        self.finds.append(finds)
+        unveiled = RedactionReport()
         with finds.open("x", encoding="utf-8", newline="\n") as stream:
-            for entry, group in cleaned:
-                redacted = redactor.redact(entry.text)
-                if redacted.findings:
-                    self.redaction.add(redacted)
-                    stream.writelines(finding_lines(redacted, entry.name, line=entry.line, record=entry.record))
-                yield Cleaned(entry._replace(text=redacted.text), group)
+            if redactor is not None and any(step.unicode and step.changes_texts for step in self.config.steps):
+                cleaned = _redacted_again(cleaned, redactor, unveiled, stream.writelines)
+            write_spool(target, (Spooled(*each) for each in cleaned), self.keys)
+        return {
+            "steps": [(*key, vars(counts)) for key, counts in pipeline.counts.items()],
+            "duplicates": {name: report._asdict() for name, report in pipeline.duplicates.items()},
+            "redaction": unveiled.plain(),
+        }
 
     def _documents(self, spools: Iterable[Path]) -> Iterator[Spooled]:
         for spool in spools:
@@ -224,6 +252,21 @@ class Corpus:
         if self.config.validation:
             return None if digest in held_out else "train"
         return "validation" if is_held_out(group, self.config.validation_fraction) else "train"
+
+
+def _redacted_again(
+    cleaned: Iterable[Cleaned],
+    redactor: Redactor,
+    report: RedactionReport,
+    write_finds: Callable[[Iterator[str]], None],
+) -> Iterator[Cleaned]:
+    """Mended and normalised characters may show what was hidden when the texts were redacted first."""
+    for entry, group in cleaned:
+        redacted = redactor.redact(entry.text)
+        if redacted.findings:
+            report.add(redacted)
+            write_finds(finding_lines(redacted, entry.name, line=entry.line, record=entry.record))
+        yield Cleaned(entry._replace(text=redacted.text), group)
 
 
 def make_pipeline(

@@ -44,6 +44,7 @@ def ensure_prepared(run: TrainRun, say: Say) -> Prepared:
     if began_with is not None and reason is not None and folder.exists():
         raise IntegrityError(_OTHER_DATA.format(folder=run.folder, reason=reason))
     if reason is None:
+        files.forget(folder)
         say(f"data: {folder} is up to date")
         prepared = open_verified(folder)
     else:
@@ -265,10 +266,19 @@ def _stages(say: Say) -> Callable[[str, int, int], None]:
         "tokenizer": "training the tokenizer",
         "tokens": "writing token shards",
     }
+    kept = {
+        "refused": "what an earlier start left was made from other settings, files or program: deleted",
+        "parts kept": "an earlier start read {done:,} of {total:,} parts",
+        "cleaning kept": "an earlier start cleaned them",
+        "tokenizer kept": "an earlier start trained the tokenizer",
+        "shards kept": "an earlier start wrote {total:,} shards",
+    }
 
-    def progress(stage: str, _done: int, total: int) -> None:
-        if stage not in seen:
+    def progress(stage: str, done: int, total: int) -> None:
+        if stage in kept:
+            say(f"data: {kept[stage].format(done=done, total=total)}")
+        elif stage not in seen and (done < total or not total):
             seen.add(stage)
-            say(f"data: {names.get(stage, stage)} ({short(total, 'B')})")
+            say(f"data: {names[stage]} ({short(total - done, 'B')})")
 
     return progress
