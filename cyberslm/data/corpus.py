@@ -12,8 +12,10 @@ from __future__ import annotations
 import hmac
 import json
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -21,7 +23,7 @@ from cyberslm.data.clean.config import StepConfig
 from cyberslm.data.clean.counts import StepCounts
 from cyberslm.data.clean.duplicates import DuplicateReport, is_held_out
 from cyberslm.data.clean.entry import Entry
-from cyberslm.data.clean.pipeline import Cleaned, Pipeline
+from cyberslm.data.clean.pipeline import Cleaned, Pipeline, against_key
 from cyberslm.data.config import DataConfig
 from cyberslm.data.counts import Counts
 from cyberslm.data.inputs import find_inputs, hash_file
@@ -201,7 +203,9 @@ class Corpus:
         if kept.holds(CLEANED):
             self._progress("cleaning kept", 1, 1)
         else:
-            facts.write_text(json.dumps(self._clean(target, finds, kept.scratch)), encoding="utf-8")
+            with tempfile.TemporaryDirectory(dir=kept.scratch) as between:
+                counted = self._clean(target, finds, Path(between))
+            facts.write_text(json.dumps(counted), encoding="utf-8")
             kept.mark(CLEANED, (target, facts, finds))
         plain = json.loads(facts.read_text(encoding="utf-8"))
         self.steps = {(source, step): StepCounts.of_plain(counts) for source, step, counts in plain["steps"]}
@@ -279,10 +283,11 @@ def make_pipeline(
 ) -> Pipeline:
     """The cleaning steps; evaluation files are read and redacted as the sources are, so that they look the same."""
 
-    def evaluation(paths: Sequence[str]) -> Iterator[Entry]:
-        for file in find_inputs(paths, key="data.steps.contamination.against").files:
-            for entry in entries(file, config, Counts()):
-                yield entry if redactor is None else entry._replace(text=redactor.redact(entry.text).text)
+    def evaluation(paths: Sequence[str], key: str) -> Iterator[Entry]:
+        for file in find_inputs(paths, key=key).files:
+            with _naming(file.key):
+                for entry in entries(file, config, Counts()):
+                    yield entry if redactor is None else entry._replace(text=redactor.redact(entry.text).text)
 
     return Pipeline(steps, scratch=scratch, sources=keys, evaluation=evaluation)
 
@@ -306,11 +311,23 @@ def settings_of(config: DataConfig) -> dict[str, object]:
     if config.redact is not None:
         key = load_key(config.redact)
         settings["redact.key"] = hmac.digest(key.secret, b"which key", "sha256").hex()[:16] if key.lasting else None
-    against = [path for step in config.steps if step.contamination for path in step.contamination.against]
+    against: dict[str, str] = {}
+    for at, step in enumerate(config.steps):
+        for file in find_inputs(step.contamination.against, key=against_key(at)).files if step.contamination else ():
+            with _naming(file.key):
+                against[f"{file.key} {file.name}"] = hash_file(file)
     if against:
-        found = find_inputs(against, key="data.steps.contamination.against").files
-        settings["steps.against"] = {f"{file.key} {file.name}": hash_file(file) for file in found}
+        settings["steps.against"] = against
     return settings
+
+
+@contextmanager
+def _naming(key: str) -> Iterator[None]:
+    """Say which setting names the file that an error is about."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{key}: {error}") from error
 
 
 def report_of(corpus: Corpus) -> dict[str, object]:

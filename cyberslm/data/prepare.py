@@ -46,7 +46,7 @@ from cyberslm.data.shards import INPUTS_FILE, MIN_TOKENS, PREPARE_AGAIN, SUFFIX,
 from cyberslm.data.slices import merged_reading
 from cyberslm.data.store import TokenStore
 from cyberslm.errors import DataError, IntegrityError, StorageError
-from cyberslm.files import Kept, publish, read_manifest, scratch, sha256_file
+from cyberslm.files import Kept, looks_published, publish, read_manifest, scratch, sha256_file
 from cyberslm.text.tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = "cyberslm-prepared-data/2"
@@ -104,7 +104,12 @@ def prepare(
     anything else.
     """
     _refuse_foreign(target)
-    found = _found(config, slices)
+    try:
+        found = _found(config, slices)
+    except DataError as error:
+        if not looks_published(target):
+            raise
+        raise DataError(f"{error}; or give data.sources=[] to use the data in {target} as they are") from error
     settings = settings_of(config)
     read = [read_manifest(folder)["self"] for folder in slices] or [listed(found.files), found.passed_over]
     key = key_of(config, settings, dict(tokenizer_settings), read)
@@ -146,7 +151,10 @@ def _found(config: DataConfig, slices: Sequence[Path] = ()) -> Files:
     if slices:
         return Files((), {})
     if not config.sources:
-        raise DataError("data.sources is empty; list the files, folders or globs to learn from")
+        raise DataError(
+            "data.sources is empty: list the files, folders or globs to learn from (data.sources=[] is right only where"
+            " data.prepared names a folder that holds prepared data)"
+        )
     return find_files(config)
 
 

@@ -250,7 +250,7 @@ def test_no_text_left_by_the_steps_is_its_own_error(tmp_path, folder, key_file, 
     steps = (StepConfig(length=LengthConfig(min_characters=10_000)),)
     with pytest.raises(DataError, match=r"hold no text: 15 files read, skipped: .* length: "):
         made(settings(folder, key_file, steps=steps), tmp_path / "out", byte_tokenizer)
-    assert not list(tmp_path.glob(".*"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_spool_gives_back_what_was_written_and_names_what_is_cut_off(tmp_path):
