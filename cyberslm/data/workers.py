@@ -54,11 +54,8 @@ def map_ordered(function: Callable[[Item], Result], items: Iterable[Item], *, wo
                 "a worker process was ended from outside, perhaps for want of memory: lower data.workers"
             ) from error
         except BaseException:
-            far.close()
+            far.close()  # and nothing is cancelled: a pool that loses its workers trips over cancelled items
             raise
-        finally:
-            for future in under_way:
-                future.cancel()
 
 
 @contextmanager

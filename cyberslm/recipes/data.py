@@ -73,7 +73,10 @@ def _prepare(
     folder = run.prepared
     say(f"data: preparing {folder}: {reason}")
     if run.data.redact is not None and run.data.redact.key_file is None:
-        say("warning: data.redact.key_file is not set: pseudonyms hold for this preparation only")
+        say(
+            "warning: data.redact.key_file is not set: pseudonyms hold for this preparation only,"
+            " and if it is stopped the next one begins anew"
+        )
     files.make_folder(folder.parent)
     return prepare(
         run.data,
@@ -267,11 +270,11 @@ def _stages(say: Say) -> Callable[[str, int, int], None]:
         "tokens": "writing token shards",
     }
     kept = {
-        "refused": "what an earlier start left was made from other settings, files or program: deleted",
-        "parts kept": "an earlier start read {done:,} of {total:,} parts",
-        "cleaning kept": "an earlier start cleaned them",
-        "tokenizer kept": "an earlier start trained the tokenizer",
-        "shards kept": "an earlier start wrote {total:,} shards",
+        "refused": "what an earlier start left came from other settings, files or program and is deleted",
+        "parts kept": "kept {done:,} of {total:,} parts that an earlier start read",
+        "cleaning kept": "kept the text that an earlier start cleaned",
+        "tokenizer kept": "kept the tokenizer that an earlier start trained",
+        "shards kept": "kept {total:,} shards that an earlier start wrote",
     }
 
     def progress(stage: str, done: int, total: int) -> None:

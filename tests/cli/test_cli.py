@@ -479,4 +479,4 @@ def test_sigterm_while_preparing_exits_143_and_leaves_nothing_half_written(make_
     going_on = subprocess.run(
         [sys.executable, "-m", "cyberslm", "data", "prepare", path], check=True, capture_output=True, text=True
     )
-    assert "an earlier start trained the tokenizer" in going_on.stderr
+    assert "kept the tokenizer that an earlier start trained" in going_on.stderr

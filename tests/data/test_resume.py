@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import stat
+import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from cyberslm import files
+from cyberslm.config import dump
 from cyberslm.data import parts, resume
 from cyberslm.data import prepare as module
 from cyberslm.data.clean import pipeline
@@ -344,3 +346,52 @@ def test_a_killed_slice_goes_on(tmp_path, config, byte_tokenizer):
     merge()
     assert content(target) == content(straight)
     assert content(tmp_path / "merged") == content(straight)
+
+
+PREPARE = """
+import sys
+from pathlib import Path
+from cyberslm.config import load
+from cyberslm.data import parts, prepare as module
+from cyberslm.data.config import DataConfig
+from conftest import ByteTokenizer
+
+def train(texts):
+    list(texts())
+    return ByteTokenizer()
+
+if __name__ == "__main__":
+    parts.TASK_FILES = 3
+    module.load_tokenizer = ByteTokenizer.load
+    config = load(Path(sys.argv[1]), DataConfig, [f"workers={sys.argv[3]}"]).value
+    tell = lambda *event: print(*event, flush=True)
+    module.prepare(config, train, Path(sys.argv[2]), tokenizer_settings={"vocab_size": 260}, progress=tell)
+"""
+
+
+def test_any_number_of_workers_goes_on_for_any_other(tmp_path, config, byte_tokenizer):
+    """Killed at the parent alone, at times that nobody chose, with workers in the midst of it."""
+    made(config, tmp_path / "straight", byte_tokenizer)
+    (tmp_path / "prepare.py").write_text(PREPARE)
+    (tmp_path / "data.yaml").write_text(dump(config))
+    target = tmp_path / "a" / "out"
+    package = Path(files.__file__).parents[2]
+    path = os.pathsep.join([str(Path(__file__).parent), str(package)])
+
+    def start(workers: int) -> subprocess.Popen[str]:
+        arguments = [sys.executable, tmp_path / "prepare.py", tmp_path / "data.yaml", target, str(workers)]
+        return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path})
+
+    for workers, lines in ((2, 3), (3, 5), (1, 7), (2, 9)):
+        process = start(workers)
+        assert process.stdout is not None
+        for _ in range(lines):
+            process.stdout.readline()
+        process.kill()
+        process.communicate()
+    process = start(2)
+    said = process.communicate()[0]
+    assert process.returncode == 0
+    assert "kept" in said
+    assert content(target) == content(tmp_path / "straight")
+    assert beside(target) == []
