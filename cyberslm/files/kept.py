@@ -48,10 +48,6 @@ class Kept:
         """Whether an earlier process marked this, and every file of it is still as it was."""
         return name in self._whole
 
-    def count(self, prefix: str) -> int:
-        """How many marks that begin with ``prefix`` an earlier process left."""
-        return sum(name.startswith(prefix) for name in self._whole)
-
     def mark(self, name: str, paths: Iterable[Path]) -> None:
         """Note that files below ``root`` are whole, in place of what the mark listed before."""
         if self._key is None:
@@ -71,18 +67,20 @@ class Kept:
             yield
 
     def _open(self, key: str) -> None:
-        marks = self.scratch / _MARKS
+        note = self.scratch / _KEY
         found = _marks_in(self.root)
-        same = has_kept(self.root) and (self.scratch / _KEY).read_text(encoding="utf-8", errors="replace") == key
+        same = note.is_file() and note.read_text(encoding="utf-8", errors="replace") == key
         self.refused = bool(found) and not same
         whole: dict[Path, Iterable[str]] = {}
         for mark in found if same else ():
             with suppress(IntegrityError):
                 whole[mark] = verify(self.root, listed_in=mark)["files"]
         self._whole = frozenset(mark.name for mark in whole)
-        _delete_but(self.root, {*whole, *(self.root / name for names in whole.values() for name in names)})
-        marks.mkdir(parents=True, exist_ok=True)
-        write_bytes(self.scratch / _KEY, key.encode())
+        spared = {*whole, *(self.root / name for names in whole.values() for name in names)}
+        _delete_but(self.root, spared | {note} if same else spared)
+        (self.scratch / _MARKS).mkdir(exist_ok=True)
+        if not same:
+            write_bytes(note, key.encode())
 
 
 def has_kept(staging: Path) -> bool:
