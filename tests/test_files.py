@@ -692,3 +692,116 @@ def test_scratch_of_a_live_process_is_not_swept_and_ends_with_its_block(tmp_path
     assert list(tmp_path.iterdir()) == []
     (tmp_path / ".scratch-1.cyberslm-partial").mkdir()
     assert len(files.sweep(tmp_path)) == 1
+
+
+# Work that outlives its process
+
+
+def fill_and_mark(key: str, *names: str, then: BaseException | None = None) -> Callable[[Path], dict[str, object]]:
+    """Write and mark the files that aren't held yet; the manifest tells which these were."""
+
+    def fill(staging: Path) -> dict[str, object]:
+        kept = files.Kept(staging, key)
+        made = [name for name in names if not kept.holds(name)]
+        for name in made:
+            (staging / name).write_text(name)
+            kept.mark(name, [staging / name])
+        (kept.scratch / "more").mkdir(exist_ok=True)
+        (kept.scratch / "more" / "unmarked").write_text("x")
+        (staging / "unmarked").write_text("x")
+        if then is not None:
+            raise then
+        return {"made": made, "refused": kept.refused}
+
+    return fill
+
+
+def test_marked_files_outlive_an_error_and_nothing_else_does(tmp_path: Path) -> None:
+    for error in (RuntimeError("bug"), KeyboardInterrupt(), OSError(errno.ENOSPC, "full")):
+        with pytest.raises((type(error), StorageError)):
+            files.publish(tmp_path / "f", fill_and_mark("k", "a", "b", then=error), keep=True)
+    assert files.sweep(tmp_path) == []
+    manifest = files.publish(tmp_path / "f", fill_and_mark("k", "a", "b", "c"), keep=True)
+    assert (manifest["made"], manifest["refused"]) == (["c"], False)
+    assert listing(tmp_path) == ["f", "f/a", "f/b", "f/c", "f/manifest.json", "f/unmarked"]
+
+
+def test_work_under_another_key_is_deleted(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError):
+        files.publish(tmp_path / "f", fill_and_mark("k", "a", then=RuntimeError()), keep=True)
+    manifest = files.publish(tmp_path / "f", fill_and_mark("other", "b"), keep=True)
+    assert (manifest["made"], manifest["refused"]) == (["b"], True)
+    assert listing(tmp_path) == ["f", "f/b", "f/manifest.json", "f/unmarked"]
+
+
+def test_kept_work_gives_way_to_a_publish_that_keeps_nothing_and_to_forget(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError):
+        files.publish(tmp_path / "f", fill_and_mark("k", "a", then=RuntimeError()), keep=True)
+    files.publish(tmp_path / "f", fill_with("x"))
+    assert "f/a" not in listing(tmp_path)
+    with pytest.raises(RuntimeError):
+        files.publish(tmp_path / "f", fill_and_mark("k", "a", then=RuntimeError()), replace=True, keep=True)
+    assert files.forget(tmp_path / "f")
+    assert not files.forget(tmp_path / "f")
+    assert files.verify(tmp_path / "f")["kind"] == "x"
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+def test_an_error_before_anything_is_whole_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError):
+        files.publish(tmp_path / "f", fill_and_mark("k", then=RuntimeError()), keep=True)
+    assert listing(tmp_path) == []
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_kept_work_is_whole_or_gone_wherever_the_process_is_killed(tmp_path: Path, replace: bool) -> None:
+    """Each start takes over what the one before had marked, so the later a kill is, the more is there."""
+    target = tmp_path / "run" / "f"
+    target.parent.mkdir()
+    if replace:
+        files.publish(target, fill_with("old"))
+    staging, most = target.with_name(".f.cyberslm-partial"), 0
+    publish = lambda: files.publish(target, fill_and_mark("k", "a", "b", "c"), replace=True, keep=True)  # noqa: E731
+    for _ in every_death(publish, lambda: None):
+        files.sweep(target.parent)
+        names = [path.name for path in (staging / ".kept" / "marks").glob("[!.]*")] if staging.exists() else []
+        assert all((staging / name).read_text() == name for name in names)
+        most = max(most, len(names))
+        if target.exists():
+            files.verify(target)
+    assert most == 3
+    assert listing(target.parent) == ["f", "f/a", "f/b", "f/c", "f/manifest.json", "f/unmarked"]
+
+
+def test_two_processes_never_share_kept_work(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError):
+        files.publish(tmp_path / "f", fill_and_mark("k", "a", then=RuntimeError()), keep=True)
+
+    def fill(staging: Path) -> dict[str, object]:
+        before = listing(staging)
+        for keep in (True, False):
+            with pytest.raises(StorageError, match="being written by another process"):
+                files.publish(tmp_path / "f", fill_and_mark("other", "b"), keep=keep)
+        assert not files.forget(tmp_path / "f")
+        assert listing(staging) == before
+        return fill_and_mark("k", "a")(staging)
+
+    assert files.publish(tmp_path / "f", fill, keep=True)["made"] == []
+
+
+def test_opening_waits_for_a_worker_of_a_killed_process(tmp_path: Path) -> None:
+    """A worker lives on for an instant, and could write over what its successor had just made."""
+    kept = files.Kept(tmp_path, "k")
+    code = (
+        "import sys, time; from pathlib import Path; from cyberslm.files import Kept\n"
+        "kept = Kept(Path(sys.argv[1]))\n"
+        "with kept.writing():\n"
+        "    print('in', flush=True); time.sleep(0.5); (kept.root / 'late').write_text('x')\n"
+    )
+    worker = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True)
+    assert worker.stdout is not None
+    assert worker.stdout.readline() == "in\n"
+    files.Kept(tmp_path, "k")
+    assert worker.wait() == 0
+    assert not (tmp_path / "late").exists()
+    assert not kept.holds("late")

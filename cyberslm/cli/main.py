@@ -312,9 +312,14 @@ def run() -> None:
     """Run the command line and leave with its exit code."""
     if sys.stdout is None:  # closed by the caller: what would be printed goes nowhere
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 (for the life of the process)
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, _stop)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has Ctrl-C ignored
+        signal.signal(signal.SIGINT, _stop)
     try:
         app()
+    except _Stopped as stopped:
+        typer.echo(f"stopped by {signal.Signals(stopped.number).name}", err=True)
+        sys.exit(128 + stopped.number)
     except CyberSLMError as error:
         if "--debug" in sys.argv:
             raise
@@ -336,9 +341,15 @@ def run() -> None:
         sys.exit(1)
 
 
-def _terminated(number: int, _frame: object) -> None:
+class _Stopped(SystemExit):
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.number = number
+
+
+def _stop(number: int, _frame: object) -> None:
     """End as an exception does, so that nothing half-written is left."""
-    raise SystemExit(128 + number)
+    raise _Stopped(number)
 
 
 def _prompts(given: list[str] | None, file: Path | None) -> list[str]:

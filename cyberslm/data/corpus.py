@@ -10,9 +10,12 @@ workers or slices.
 from __future__ import annotations
 
 import hmac
+import json
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -20,7 +23,7 @@ from cyberslm.data.clean.config import StepConfig
 from cyberslm.data.clean.counts import StepCounts
 from cyberslm.data.clean.duplicates import DuplicateReport, is_held_out
 from cyberslm.data.clean.entry import Entry
-from cyberslm.data.clean.pipeline import Cleaned, Pipeline
+from cyberslm.data.clean.pipeline import Cleaned, Pipeline, against_key
 from cyberslm.data.config import DataConfig
 from cyberslm.data.counts import Counts
 from cyberslm.data.inputs import find_inputs, hash_file
@@ -32,13 +35,19 @@ from cyberslm.data.sources import copy_digest
 from cyberslm.data.spool import Spooled, read_spool, write_spool
 from cyberslm.data.workers import map_ordered
 from cyberslm.errors import DataError
+from cyberslm.files import Kept
 
 Split = Literal["train", "validation"]
-Stage = Literal["read", "clean", "tokenizer", "tokens"]
+Stage = Literal["read", "clean", "tokenizer", "tokens", "parts kept", "cleaning kept", "tokenizer kept", "shards kept"]
 
-Progress = Callable[[Stage, int, int], None]
-"""Called with the stage, the bytes of source files or text done, and the bytes of all of it."""
+Progress = Callable[[Stage | Literal["refused"], int, int], None]
+"""Called with the stage, the bytes of source files or text done, and the bytes of all of it.
 
+What an earlier start left comes as one call each, with the number of things kept and of all; "refused" is work of
+other settings or files, which was deleted.
+"""
+
+CLEANED = "cleaned"
 PROGRESS_BYTES = 1 << 20
 WORTH_WORKERS = 1 << 26
 
@@ -65,27 +74,36 @@ class Reading(NamedTuple):
 
 
 def read_parts(
-    config: DataConfig, files: Files, folder: Path, progress: Progress, *, slices: tuple[int, int] = (1, 1)
+    config: DataConfig, files: Files, kept: Kept, folder: Path, progress: Progress, *, slices: tuple[int, int] = (1, 1)
 ) -> Reading:
-    """Make the parts of slice i of n in ``folder``. Raises DataError for what can't be read."""
+    """Make the parts of slice i of n in ``folder``, those that aren't there yet. Raises DataError."""
     redactor, lasting = make_redactor(config)
-    maker = PartMaker(config, redactor, folder, files.keys)
+    maker = PartMaker(config, redactor, kept, folder, files.keys)
     number, count = slices
     tasks = [task for task in make_tasks(files.files) if task.number % count == number - 1]
+    parts = tuple(Part(folder, task.number) for task in tasks)
+    missing = [task for task, part in zip(tasks, parts, strict=True) if not _is_there(part, kept)]
+    if len(missing) < len(tasks):
+        progress("parts kept", len(tasks) - len(missing), len(tasks))
     total = sum(file.size for task in tasks for file in task.files)
-    done, parts = 0, []
-    progress("read", 0, total)
-    for task, part in zip(tasks, map_ordered(maker, tasks, workers=num_workers(config, total)), strict=True):
-        parts.append(part)
+    to_do = sum(file.size for task in missing for file in task.files)
+    done = total - to_do
+    progress("read", done, total)
+    for task, _ in zip(missing, map_ordered(maker, missing, workers=num_workers(config, to_do)), strict=True):
         done += sum(file.size for file in task.files)
         progress("read", done, total)
-    return Reading(tuple(parts), files.passed_over, redactor, lasting)
+    return Reading(parts, files.passed_over, redactor, lasting)
+
+
+def _is_there(part: Part, kept: Kept) -> bool:
+    """A part's documents go once they have been cleaned."""
+    return kept.holds(part.name) and (kept.holds(CLEANED) or part.documents.exists())
 
 
 class Corpus:
-    """The documents of a reading, cleaned into ``scratch``. Raises DataError and ConfigError."""
+    """The documents of a reading, cleaned into scratch files of ``kept``. Raises DataError and ConfigError."""
 
-    def __init__(self, config: DataConfig, reading: Reading, scratch: Path, progress: Progress) -> None:
+    def __init__(self, config: DataConfig, reading: Reading, kept: Kept, progress: Progress) -> None:
         self.config = config
         self.keys = list(reading.passed_over)
         self.redaction = RedactionReport()
@@ -107,7 +125,7 @@ class Corpus:
                 self._read[key].merge(counts)
         self._spools = [part.documents for part in reading.parts]
         if config.steps:
-            self._clean(scratch)
+            self._take_cleaned(kept, reading.parts)
         self._total = sum(spool.stat().st_size for spool in self._spools)
 
     def training_texts(self) -> Iterator[str]:
@@ -179,7 +197,29 @@ class Corpus:
                 "data.txt_unit: paragraph, or set data.validation_fraction: 0 to train without validation"
             )
 
-    def _clean(self, scratch: Path) -> None:
+    def _take_cleaned(self, kept: Kept, parts: Sequence[Part]) -> None:
+        """Go on with the cleaned documents; once they are marked, the parts' own are not needed any more."""
+        target, facts, finds = (kept.scratch / f"cleaned.{kind}" for kind in ("docs", "json", "finds"))
+        if kept.holds(CLEANED):
+            self._progress("cleaning kept", 1, 1)
+        else:
+            with tempfile.TemporaryDirectory(dir=kept.scratch) as between:
+                counted = self._clean(target, finds, Path(between))
+            facts.write_text(json.dumps(counted), encoding="utf-8")
+            kept.mark(CLEANED, (target, facts, finds))
+        plain = json.loads(facts.read_text(encoding="utf-8"))
+        self.steps = {(source, step): StepCounts.of_plain(counts) for source, step, counts in plain["steps"]}
+        self.duplicates = {name: DuplicateReport.of_plain(each) for name, each in plain["duplicates"].items()}
+        self.redaction.merge(RedactionReport.of_plain(plain["redaction"]))
+        self.finds.append(finds)
+        self._spools = [target]
+        for part in parts:
+            if part.folder == kept.scratch and part.documents.exists():
+                kept.mark(part.name, (part.finds, part.meta))
+                part.documents.unlink()
+
+    def _clean(self, target: Path, finds: Path, scratch: Path) -> dict[str, object]:
+        """Write the cleaned documents and what was found in them anew; returns what the steps counted."""
         raw, redactor = self._spools, self._redactor
         pipeline = make_pipeline(self.config.steps, self.config, scratch=scratch, keys=self.keys, redactor=redactor)
         total = sum(spool.stat().st_size for spool in raw)
@@ -194,24 +234,16 @@ class Corpus:
 
         pipeline.survey(start, workers=workers)
         cleaned: Iterable[Cleaned] = pipeline.run(start, workers=workers)
-        if redactor is not None and any(step.unicode is not None and step.changes_texts for step in self.config.steps):
-            cleaned = self._redacted_again(cleaned, redactor, scratch / "unveiled.finds")
-        target = scratch / "cleaned.docs"
-        write_spool(target, (Spooled(*each) for each in cleaned), self.keys)
-        for spool in raw:
-            spool.unlink()
-        self._spools, self.steps, self.duplicates = [target], pipeline.counts, pipeline.duplicates
-
-    def _redacted_again(self, cleaned: Iterable[Cleaned], redactor: Redactor, finds: Path) -> Iterator[Cleaned]:
-        """Mended and normalised characters may show what was hidden when the texts were redacted first."""
-        self.finds.append(finds)
+        unveiled = RedactionReport()
         with finds.open("x", encoding="utf-8", newline="\n") as stream:
-            for entry, group in cleaned:
-                redacted = redactor.redact(entry.text)
-                if redacted.findings:
-                    self.redaction.add(redacted)
-                    stream.writelines(finding_lines(redacted, entry.name, line=entry.line, record=entry.record))
-                yield Cleaned(entry._replace(text=redacted.text), group)
+            if redactor is not None and any(step.unicode and step.changes_texts for step in self.config.steps):
+                cleaned = _redacted_again(cleaned, redactor, unveiled, stream.writelines)
+            write_spool(target, (Spooled(*each) for each in cleaned), self.keys)
+        return {
+            "steps": [(*key, vars(counts)) for key, counts in pipeline.counts.items()],
+            "duplicates": {name: report._asdict() for name, report in pipeline.duplicates.items()},
+            "redaction": unveiled.plain(),
+        }
 
     def _documents(self, spools: Iterable[Path]) -> Iterator[Spooled]:
         for spool in spools:
@@ -226,6 +258,21 @@ class Corpus:
         return "validation" if is_held_out(group, self.config.validation_fraction) else "train"
 
 
+def _redacted_again(
+    cleaned: Iterable[Cleaned],
+    redactor: Redactor,
+    report: RedactionReport,
+    write_finds: Callable[[Iterator[str]], None],
+) -> Iterator[Cleaned]:
+    """Mended and normalised characters may show what was hidden when the texts were redacted first."""
+    for entry, group in cleaned:
+        redacted = redactor.redact(entry.text)
+        if redacted.findings:
+            report.add(redacted)
+            write_finds(finding_lines(redacted, entry.name, line=entry.line, record=entry.record))
+        yield Cleaned(entry._replace(text=redacted.text), group)
+
+
 def make_pipeline(
     steps: Sequence[StepConfig],
     config: DataConfig,
@@ -236,10 +283,11 @@ def make_pipeline(
 ) -> Pipeline:
     """The cleaning steps; evaluation files are read and redacted as the sources are, so that they look the same."""
 
-    def evaluation(paths: Sequence[str]) -> Iterator[Entry]:
-        for file in find_inputs(paths, key="data.steps.contamination.against").files:
-            for entry in entries(file, config, Counts()):
-                yield entry if redactor is None else entry._replace(text=redactor.redact(entry.text).text)
+    def evaluation(paths: Sequence[str], key: str) -> Iterator[Entry]:
+        for file in find_inputs(paths, key=key).files:
+            with _naming(file.key):
+                for entry in entries(file, config, Counts()):
+                    yield entry if redactor is None else entry._replace(text=redactor.redact(entry.text).text)
 
     return Pipeline(steps, scratch=scratch, sources=keys, evaluation=evaluation)
 
@@ -263,11 +311,23 @@ def settings_of(config: DataConfig) -> dict[str, object]:
     if config.redact is not None:
         key = load_key(config.redact)
         settings["redact.key"] = hmac.digest(key.secret, b"which key", "sha256").hex()[:16] if key.lasting else None
-    against = [path for step in config.steps if step.contamination for path in step.contamination.against]
+    against: dict[str, str] = {}
+    for at, step in enumerate(config.steps):
+        for file in find_inputs(step.contamination.against, key=against_key(at)).files if step.contamination else ():
+            with _naming(file.key):
+                against[f"{file.key} {file.name}"] = hash_file(file)
     if against:
-        found = find_inputs(against, key="data.steps.contamination.against").files
-        settings["steps.against"] = {f"{file.key} {file.name}": hash_file(file) for file in found}
+        settings["steps.against"] = against
     return settings
+
+
+@contextmanager
+def _naming(key: str) -> Iterator[None]:
+    """Say which setting names the file that an error is about."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{key}: {error}") from error
 
 
 def report_of(corpus: Corpus) -> dict[str, object]:

@@ -25,6 +25,7 @@ from cyberslm.data.redact.report import RedactionReport, finding_lines
 from cyberslm.data.sources import read_documents
 from cyberslm.data.spool import Spooled, write_spool
 from cyberslm.errors import DataError
+from cyberslm.files import Kept
 
 TASK_BYTES = 1 << 24
 TASK_FILES = 1000
@@ -80,16 +81,20 @@ class Part(NamedTuple):
     number: int
 
     @property
+    def name(self) -> str:
+        return f"part-{self.number:06d}"
+
+    @property
     def documents(self) -> Path:
-        return self.folder / f"part-{self.number:06d}.docs"
+        return self.folder / f"{self.name}.docs"
 
     @property
     def finds(self) -> Path:
-        return self.folder / f"part-{self.number:06d}.finds"
+        return self.folder / f"{self.name}.finds"
 
     @property
     def meta(self) -> Path:
-        return self.folder / f"part-{self.number:06d}.json"
+        return self.folder / f"{self.name}.json"
 
 
 class PartMeta(NamedTuple):
@@ -102,24 +107,32 @@ class PartMeta(NamedTuple):
 
 @dataclass(frozen=True)
 class PartMaker:
-    """Makes the part of a task; can be sent to a worker process."""
+    """Makes the part of a task in ``folder`` and marks it; can be sent to a worker process."""
 
     config: DataConfig
     redactor: Redactor | None
+    kept: Kept
     folder: Path
     keys: Sequence[str]
 
     def __call__(self, task: Task) -> Part:
-        part, meta = Part(self.folder, task.number), PartMeta({}, RedactionReport(), [])
-        with part.finds.open("x", encoding="utf-8", newline="\n") as finds:
+        part = Part(self.folder, task.number)
+        with self.kept.writing():
+            self._write(part, task)
+            self.kept.mark(part.name, (part.documents, part.finds, part.meta))
+        return part
+
+    def _write(self, part: Part, task: Task) -> None:
+        meta = PartMeta({}, RedactionReport(), [])
+        part.documents.unlink(missing_ok=True)
+        with part.finds.open("w", encoding="utf-8", newline="\n") as finds:
             write_spool(part.documents, self._documents(task, meta, finds.writelines), self.keys)
         plain = {
             "counts": {key: vars(counts) for key, counts in meta.counts.items()},
-            "redaction": vars(meta.redaction) | {"digests": sorted(meta.redaction.digests)},
+            "redaction": meta.redaction.plain(),
             "files": meta.files,
         }
         part.meta.write_text(json.dumps(plain), encoding="utf-8")
-        return part
 
     def _documents(self, task: Task, meta: PartMeta, write_finds: Any) -> Iterator[Spooled]:
         for file in task.files:
@@ -175,6 +188,4 @@ def read_meta(part: Part) -> PartMeta:
     counts = {
         key: Counts(**each | {"skipped": Counter(each["skipped"])}) for key, each in dict(plain["counts"]).items()
     }
-    told = plain["redaction"]
-    tallies = {name: Counter(told[name]) for name in ("found", "standins")}
-    return PartMeta(counts, RedactionReport(**told | tallies | {"digests": set(told["digests"])}), plain["files"])
+    return PartMeta(counts, RedactionReport.of_plain(plain["redaction"]), plain["files"])

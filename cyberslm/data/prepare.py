@@ -5,9 +5,11 @@
 The sources are read, redacted and cleaned once (``corpus``), into scratch files of the staging folder; what is left is
 read for the tokenizer where one is trained (training documents only) and to write tokens. ``data_sha256`` covers the
 shards alone, so equal text, settings and tokenizer give equal values in any folder, at any time, on any machine, for
-any number of workers or slices. Documents are tokenized in batches: memory is bounded by a batch and by the longest
-document. ``inputs.jsonl`` lists each file that was read, with the hash of its bytes, and ``members.jsonl`` the members
-of archives; each document in the shards has their numbers. ``report/`` says what cleaning and redaction did.
+any number of workers or slices, and however often the preparation was killed: the next one goes on with the parts,
+the cleaned text, the tokenizer and the shards that are whole (``files.Kept``, ``resume``). Documents are tokenized in
+batches: memory is bounded by a batch and by the longest document. ``inputs.jsonl`` lists each file that was read, with
+the hash of its bytes, and ``members.jsonl`` the members of archives; each document in the shards has their numbers.
+``report/`` says what cleaning and redaction did.
 """
 
 from __future__ import annotations
@@ -39,11 +41,12 @@ from cyberslm.data.counts import Counts
 from cyberslm.data.inputs import find_inputs, hash_file, printable
 from cyberslm.data.parts import Files, find_files
 from cyberslm.data.places import Places
-from cyberslm.data.shards import INPUTS_FILE, MIN_TOKENS, PREPARE_AGAIN, SUFFIX, ShardWriter
+from cyberslm.data.resume import key_of, listed
+from cyberslm.data.shards import INPUTS_FILE, MIN_TOKENS, PREPARE_AGAIN, SUFFIX, Place, ShardWriter
 from cyberslm.data.slices import merged_reading
 from cyberslm.data.store import TokenStore
 from cyberslm.errors import DataError, IntegrityError, StorageError
-from cyberslm.files import publish, read_manifest, scratch, sha256_file
+from cyberslm.files import Kept, looks_published, publish, read_manifest, scratch, sha256_file
 from cyberslm.text.tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = "cyberslm-prepared-data/2"
@@ -101,27 +104,36 @@ def prepare(
     anything else.
     """
     _refuse_foreign(target)
-    found = _found(config, slices)
+    try:
+        found = _found(config, slices)
+    except DataError as error:
+        if not looks_published(target):
+            raise
+        raise DataError(f"{error}; or give data.sources=[] to use the data in {target} as they are") from error
+    settings = settings_of(config)
+    read = [read_manifest(folder)["self"] for folder in slices] or [listed(found.files), found.passed_over]
+    key = key_of(config, settings, dict(tokenizer_settings), read)
 
     def fill(staging: Path) -> Mapping[str, object]:
-        with scratch(staging) as folder:
-            corpus = Corpus(config, _reading(config, found, slices, folder, progress), folder, progress)
-            tokenizer = tokenizer_for(corpus.training_texts)
-            counts = _write_shards(corpus, tokenizer, staging)
-            _write_report(corpus, staging / REPORT_FOLDER)
-        tokenizer.save(staging / TOKENIZER_FOLDER)
+        kept = Kept(staging, key)
+        if kept.refused:
+            progress("refused", 0, 0)
+        corpus = Corpus(config, _reading(config, found, slices, kept, progress), kept, progress)
+        tokenizer = _tokenizer(kept, tokenizer_for, corpus, progress)
+        counts = _write_shards(corpus, tokenizer, kept, progress)
+        _write_report(corpus, staging / REPORT_FOLDER)
         with (staging / INPUTS_FILE).open("w", encoding="utf-8", newline="\n") as stream:
             stream.writelines(json.dumps(facts) + "\n" for facts in corpus.file_facts)
         return {
             "format": FORMAT,
-            "settings": settings_of(config),
+            "settings": settings,
             "tokenizer_settings": dict(tokenizer_settings),
             "tokenizer_sha256": tokenizer.sha256,
             "sources": {key: each.summary() for key, each in counts.items()},
             "data_sha256": _data_sha256({path.name: sha256_file(path) for path in staging.glob(f"*{SUFFIX}")}),
         }
 
-    publish(target, fill, replace=target.exists())
+    publish(target, fill, replace=target.exists(), keep=key is not None)
     return open_prepared(target)
 
 
@@ -130,7 +142,8 @@ def clean_corpus(config: DataConfig, folder: Path, progress: Progress = silent) 
     """Read and clean for a look at the result or for its texts, in scratch files below ``folder``."""
     found = _found(config)
     with scratch(folder) as inside:
-        yield Corpus(config, _reading(config, found, (), inside, progress), inside, progress)
+        kept = Kept(inside)
+        yield Corpus(config, _reading(config, found, (), kept, progress), kept, progress)
 
 
 def _found(config: DataConfig, slices: Sequence[Path] = ()) -> Files:
@@ -138,14 +151,39 @@ def _found(config: DataConfig, slices: Sequence[Path] = ()) -> Files:
     if slices:
         return Files((), {})
     if not config.sources:
-        raise DataError("data.sources is empty; list the files, folders or globs to learn from")
+        raise DataError(
+            "data.sources is empty: list the files, folders or globs to learn from (data.sources=[] is right only where"
+            " data.prepared names a folder that holds prepared data)"
+        )
     return find_files(config)
 
 
-def _reading(config: DataConfig, found: Files, slices: Sequence[Path], scratch: Path, progress: Progress) -> Reading:
+def _reading(config: DataConfig, found: Files, slices: Sequence[Path], kept: Kept, progress: Progress) -> Reading:
     if slices:
-        return merged_reading(config, slices, scratch)
-    return read_parts(config, found, scratch, progress)
+        return merged_reading(config, slices)
+    return read_parts(config, found, kept, kept.scratch, progress)
+
+
+def _tokenizer(
+    kept: Kept, tokenizer_for: Callable[[Texts], Tokenizer], corpus: Corpus, progress: Progress
+) -> Tokenizer:
+    """The tokenizer, saved; one that an earlier start trained is not trained again."""
+    folder = kept.root / TOKENIZER_FOLDER
+    if kept.holds(TOKENIZER_FOLDER):
+        progress("tokenizer kept", 1, 1)
+        return load_tokenizer(folder)
+    trained = False
+
+    def texts() -> Iterator[str]:
+        nonlocal trained
+        trained = True
+        return corpus.training_texts()
+
+    tokenizer = tokenizer_for(texts)
+    tokenizer.save(folder)
+    if trained:
+        kept.mark(TOKENIZER_FOLDER, folder.iterdir())
+    return tokenizer
 
 
 def _write_report(corpus: Corpus, folder: Path) -> None:
@@ -206,29 +244,30 @@ def stale(folder: Path, config: DataConfig, tokenizer_settings: Mapping[str, obj
     return _changed_setting(manifest, config, tokenizer_settings) or _changed_file(folder, config)
 
 
-def _write_shards(corpus: Corpus, tokenizer: Tokenizer, folder: Path) -> dict[str, Counts]:
+def _write_shards(corpus: Corpus, tokenizer: Tokenizer, kept: Kept, progress: Progress) -> dict[str, Counts]:
     counts = corpus.new_counts()
     threads = corpus.config.threads or available_cpus()
     with ExitStack() as stack:
         writers = {
             split: stack.enter_context(
                 ShardWriter(
-                    folder,
+                    kept.root,
                     split,
                     vocab_size=tokenizer.vocab_size,
                     tokenizer_sha256=tokenizer.sha256,
                     shard_tokens=corpus.config.shard_tokens,
+                    kept=kept,
                 )
             )
             for split in SPLITS
         }
-        places = stack.enter_context(Places(corpus.file_facts, folder))
-        for batch in _batches(corpus.pieces(counts, "tokens")):
-            encoded = tokenizer.encode_documents([piece.text for piece in batch], num_threads=threads)
-            for piece, ids in zip(batch, encoded, strict=True):
-                writers[piece.split].add(
-                    ids, text_bytes=piece.text_bytes, place=places.of(piece.key, piece.name, piece.line)
-                )
+        if shards := sum(len(writer.paths) for writer in writers.values()):
+            progress("shards kept", shards, shards)
+        places = stack.enter_context(Places(corpus.file_facts, kept.root))
+        for batch in _batches(_not_taken_over(corpus.pieces(counts, "tokens"), writers, places, counts)):
+            encoded = tokenizer.encode_documents([piece.text for piece, _ in batch], num_threads=threads)
+            for (piece, place), ids in zip(batch, encoded, strict=True):
+                writers[piece.split].add(ids, text_bytes=piece.text_bytes, place=place)
                 counts[piece.key].tokens += ids.size
     corpus.check(counts)
     for split, writer in writers.items():
@@ -237,11 +276,25 @@ def _write_shards(corpus: Corpus, tokenizer: Tokenizer, folder: Path) -> dict[st
     return counts
 
 
-def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    batch: list[Piece] = []
-    size = 0
+def _not_taken_over(
+    pieces: Iterator[Piece], writers: Mapping[Split, ShardWriter], places: Places, counts: Mapping[str, Counts]
+) -> Iterator[tuple[Piece, Place]]:
+    """The pieces that are still to be tokenized, with their places; tokens of the others are counted."""
+    taken_over = {split: writer.taken_over() for split, writer in writers.items()}
     for piece in pieces:
-        batch.append(piece)
+        place = places.of(piece.key, piece.name, piece.line)
+        tokens = next(taken_over[piece.split], None)
+        if tokens is None:
+            yield piece, place
+        else:
+            counts[piece.key].tokens += tokens
+
+
+def _batches(pieces: Iterator[tuple[Piece, Place]]) -> Iterator[list[tuple[Piece, Place]]]:
+    batch: list[tuple[Piece, Place]] = []
+    size = 0
+    for piece, place in pieces:
+        batch.append((piece, place))
         size += len(piece.text)
         if size >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
             yield batch

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, NamedTuple, Self
@@ -24,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cyberslm.errors import DataError, InputError, IntegrityError
+from cyberslm.files import Kept
 
 MAGIC = b"CSLMTOK\n"
 VERSION = 2
@@ -131,11 +133,20 @@ class ShardWriter:
 
     Memory holds the current shard's index, 32 bytes a document and, once one of its tokens is not trained, a bit a
     token. Use as a context manager: leaving it without an error finishes the last shard. Meant for a folder that
-    ``files.publish`` makes appear, which also turns an OSError such as a full disk into a StorageError.
+    ``files.publish`` makes appear, which also turns an OSError such as a full disk into a StorageError. With ``kept``,
+    whose root is ``folder``, finished shards are marked there, and those of an earlier process are taken over:
+    `taken_over` tells which documents not to add again.
     """
 
     def __init__(
-        self, folder: Path, split: str, *, vocab_size: int, tokenizer_sha256: str, shard_tokens: int = 100_000_000
+        self,
+        folder: Path,
+        split: str,
+        *,
+        vocab_size: int,
+        tokenizer_sha256: str,
+        shard_tokens: int = 100_000_000,
+        kept: Kept | None = None,
     ) -> None:
         self.folder = folder
         self.split = split
@@ -149,6 +160,10 @@ class ShardWriter:
         self._source = 0
         self._stream: BinaryIO | None = None
         self._index = _Index()
+        self._kept = kept
+        self._taken_over: list[tuple[Path, ShardHeader]] = []
+        if kept is not None:
+            self._take_over(kept)
 
     def __enter__(self) -> Self:
         return self
@@ -180,6 +195,28 @@ class ShardWriter:
         self.text_bytes += text_bytes
         if self._index.tokens >= self.shard_tokens:
             self._finish_shard()
+
+    def taken_over(self) -> Iterator[int]:
+        """Tokens of each document, in order, that shards of an earlier process hold."""
+        for path, header in self._taken_over:
+            ends = np.fromfile(path, "<u8", header.num_documents, offset=header.ends_offset)
+            yield from np.diff(ends, prepend=np.uint64(0)).tolist()
+
+    def _take_over(self, kept: Kept) -> None:
+        """Those without a gap before them and of this tokenizer; the others are deleted."""
+        while kept.holds(name := shard_name(self.split, len(self.paths))):
+            path = self.folder / name
+            header = read_header(path)
+            if (header.tokenizer_sha256, header.vocab_size) != (self.tokenizer_sha256, self.vocab_size):
+                break
+            self.paths.append(path)
+            self._taken_over.append((path, header))
+            self.num_tokens += header.num_tokens
+            self.num_documents += header.num_documents
+            self.text_bytes += header.text_bytes
+        for path in self.folder.glob(f"{self.split}-*{SUFFIX}"):
+            if path not in self.paths:
+                path.unlink()
 
     def _check(self, ids: Ids, text_bytes: int, place: Place, trained: npt.NDArray[np.bool_] | None) -> None:
         if text_bytes > MAX_TEXT_BYTES:
@@ -223,6 +260,8 @@ class ShardWriter:
             stream.write(mask)
             stream.seek(0)
             stream.write(header.pack())
+        if self._kept is not None:
+            self._kept.mark(self.paths[-1].name, self.paths[-1:])
 
 
 class _Index:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,8 +16,9 @@ from cyberslm.data.config import DataConfig
 from cyberslm.data.corpus import Progress, Reading, make_redactor, read_parts, settings_of
 from cyberslm.data.inputs import InputFile
 from cyberslm.data.parts import Part, Task, find_files, make_tasks, read_meta
+from cyberslm.data.resume import key_of, listed
 from cyberslm.errors import ConfigError, IntegrityError
-from cyberslm.files import looks_published, publish, verify
+from cyberslm.files import Kept, forget, looks_published, publish, verify
 
 SLICE_FORMAT = "cyberslm-slice/1"
 MAX_SLICES = 100_000
@@ -36,28 +36,34 @@ def prepare_slice(config: DataConfig, target: Path, *, number: int, count: int, 
         raise ConfigError("data.redact.key_file is not set: slices need one key, so that pseudonyms agree")
 
     found = find_files(config)
-    tasks = list(make_tasks(found.files))
+    tasks, settings = list(make_tasks(found.files)), settings_of(config)
     facts: dict[str, object] = {
         "format": SLICE_FORMAT,
         "slice": [number, count],
-        "settings": settings_of(config),
+        "settings": settings,
         "num_parts": len(tasks),
         "files_sha256": _digest(found.files),
         "passed_over": {key: dict(reasons) for key, reasons in found.passed_over.items()},
     }
-    if _is_current(target, facts, tasks[number - 1 :: count]):
+    own = tasks[number - 1 :: count]
+    if _is_current(target, facts, own):
+        forget(target)
         return False
+    key = key_of(config, settings, facts, listed(file for task in own for file in task.files))
 
     def fill(staging: Path) -> Mapping[str, object]:
-        read_parts(config, found, staging, progress, slices=(number, count))
+        kept = Kept(staging, key)
+        if kept.refused:
+            progress("refused", 0, 0)
+        read_parts(config, found, kept, staging, progress, slices=(number, count))
         return facts
 
-    publish(target, fill, replace=target.exists())
+    publish(target, fill, replace=target.exists(), keep=True)
     return True
 
 
-def merged_reading(config: DataConfig, slices: Sequence[Path], scratch: Path) -> Reading:
-    """The parts of all slices, copied to ``scratch``. Raises IntegrityError for one that is damaged or doesn't fit."""
+def merged_reading(config: DataConfig, slices: Sequence[Path]) -> Reading:
+    """The parts of all slices, where they are. Raises IntegrityError for one that is damaged or doesn't fit."""
     manifests = {folder: verify(folder) for folder in slices}
     first = next(iter(manifests.values()))
     wanted, count = settings_of(config), len(slices)
@@ -72,10 +78,8 @@ def merged_reading(config: DataConfig, slices: Sequence[Path], scratch: Path) ->
     if given != [(number, count) for number in range(1, count + 1)]:
         listed = ", ".join(f"{number}/{of}" for number, of in given)
         raise IntegrityError(f"the slices in {slices[0].parent} are {listed}: give each of 1/n to n/n once")
-    for folder in slices:
-        for path in folder.glob("part-*"):
-            shutil.copyfile(path, scratch / path.name)
-    parts = tuple(Part(scratch, number) for number in range(first["num_parts"]))
+    of = {manifest["slice"][0] - 1: folder for folder, manifest in manifests.items()}
+    parts = tuple(Part(of[number % count], number) for number in range(first["num_parts"]))
     passed_over = {key: Counter(reasons) for key, reasons in first["passed_over"].items()}
     return Reading(parts, passed_over, make_redactor(config)[0])
 

@@ -8,17 +8,20 @@ file and of itself, so that "the manifest verifies" and "the folder is complete 
 Whatever kills the process, ``sweep`` finds by name what it left: ``.cyberslm-*.tmp`` files, folders being filled or
 deleted (``.NAME.cyberslm-partial``), and a whole folder set aside for the instant of a replacement
 (``.NAME.cyberslm-old``). A lock on each, which the kernel drops with its process, tells what a live process is writing
-from litter.
+from litter. A folder being filled stays where it holds work that its next ``publish`` goes on with (``kept``).
 """
 
 from __future__ import annotations
 
 from cyberslm.files.atomic import lock, make_folder, require_space, sha256_file, write_bytes, write_text
-from cyberslm.files.folders import publish, remove, scratch, sweep
+from cyberslm.files.folders import forget, publish, remove, scratch, sweep
+from cyberslm.files.kept import Kept
 from cyberslm.files.manifest import MANIFEST, looks_published, read_manifest, verify
 
 __all__ = [
     "MANIFEST",
+    "Kept",
+    "forget",
     "lock",
     "looks_published",
     "make_folder",

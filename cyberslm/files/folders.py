@@ -2,7 +2,8 @@
 
 A replacement takes two renames: the old folder goes to ``.NAME.cyberslm-old``, the new one gets the name. Between the
 two, and only there, the name is missing and ``sweep`` (or the next ``publish``) puts the old folder back. A folder set
-aside is always whole, because it is renamed to a ``-partial`` before it is deleted.
+aside is always whole, because it is renamed to a ``-partial`` before it is deleted. A ``-partial`` that holds kept work
+(``kept``) stays until its target is published or prepared in another way.
 """
 
 from __future__ import annotations
@@ -19,25 +20,33 @@ from typing import Any
 
 from cyberslm.errors import StorageError
 from cyberslm.files.atomic import TEMPORARY, is_live, sha256_file, storage_errors, sync, try_lock
+from cyberslm.files.kept import KEPT, has_kept, is_worth_keeping
 from cyberslm.files.manifest import MANIFEST, looks_published, seal
+
+_BUSY = "{target} is being written by another process; wait for it or choose another name"
 
 
 def publish(
-    target: str | Path, fill: Callable[[Path], Mapping[str, object]], *, replace: bool = False
+    target: str | Path,
+    fill: Callable[[Path], Mapping[str, object]],
+    *,
+    replace: bool = False,
+    keep: bool = False,
 ) -> dict[str, Any]:
     """Make a folder appear complete; returns its manifest.
 
     ``fill`` gets an empty folder beside the target, writes files and sub-folders into it and returns the fields of the
     manifest besides ``files`` and ``self``. On any error or interrupt what it wrote is removed and an existing target
     is as before. With ``replace`` an existing CyberSLM folder is swapped for the new one; without, only an empty folder
-    may stand in the way. Missing parents are made. Raises ``StorageError``.
+    may stand in the way. Missing parents are made. With ``keep``, what is marked whole (`Kept`) stays after an error or
+    a kill, and ``fill`` gets the folder as an earlier call left it. Raises ``StorageError``.
     """
     target = Path(target).absolute()
     with storage_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        _tidy(target)
+        _tidy(target, keep=keep)
         _refuse(target, replace=replace)
-        with _stage(target) as (staging, mode):
+        with _stage(target, keep=keep) as (staging, mode):
             fields = fill(staging)
             manifest, data = seal(fields, _settle_files(staging, mode))
             (staging / MANIFEST).write_bytes(data)
@@ -46,9 +55,17 @@ def publish(
             _refuse(target, replace=replace)
             if _is_published(target):
                 target.rename(_aside(target))
-            staging.rename(target)
+            with _without_kept(staging, _staging(_aside(target))):
+                staging.rename(target)
             sync(target.parent)
     return manifest
+
+
+def forget(target: str | Path) -> bool:
+    """Delete what a killed or failed publish left to go on with, unless a process is at it; whether there was any."""
+    target = Path(target).absolute()
+    with storage_errors(target):
+        return _sweep_folder(_staging(target), target)
 
 
 def remove(target: str | Path) -> None:
@@ -66,7 +83,8 @@ def remove(target: str | Path) -> None:
 def sweep(parent: str | Path) -> list[Path]:
     """Clear what killed processes left directly in ``parent``; returns the paths removed or put back.
 
-    A folder set aside whose target is missing is put back under its name. What a live process is writing stays.
+    A folder set aside whose target is missing is put back under its name. What a live process is writing stays, and
+    what a dead one left to go on with.
     """
     parent = Path(parent)
     if not parent.is_dir():
@@ -75,7 +93,7 @@ def sweep(parent: str | Path) -> list[Path]:
     with storage_errors(parent):
         for path in sorted(parent.iterdir()):
             match = re.fullmatch(r"\.(.+)\.cyberslm-(?:partial|old)", path.name)
-            if match and _sweep_folder(path, path.with_name(match[1])):
+            if match and not has_kept(path) and _sweep_folder(path, path.with_name(match[1])):
                 swept.append(path)
             elif TEMPORARY.fullmatch(path.name) and path.is_file() and not path.is_symlink() and not is_live(path):
                 path.unlink()
@@ -107,13 +125,13 @@ def _aside(target: Path) -> Path:
     return target.with_name(f".{target.name}.cyberslm-old")
 
 
-def _tidy(target: Path) -> None:
-    """Clear or put back what an earlier, killed publish of this target left."""
+def _tidy(target: Path, *, keep: bool) -> None:
+    """Clear or put back what an earlier, killed publish of this target left, but for what may be gone on with."""
     staging, aside = _staging(target), _aside(target)
     _sweep_folder(_staging(aside), aside)
     _sweep_folder(aside, target)
-    if staging.exists() and not _sweep_folder(staging, target):
-        raise StorageError(f"{target} is being written by another process; wait for it or choose another name")
+    if not (keep and has_kept(staging)) and staging.exists() and not _sweep_folder(staging, target):
+        raise StorageError(_BUSY.format(target=target))
 
 
 def _is_published(folder: Path) -> bool:
@@ -132,26 +150,48 @@ def _refuse(target: Path, *, replace: bool) -> None:
 
 
 @contextmanager
-def _stage(target: Path) -> Iterator[tuple[Path, int]]:
-    """An empty, locked staging folder and the mode that the umask gave it; afterwards it and any folder aside are gone.
+def _stage(target: Path, *, keep: bool) -> Iterator[tuple[Path, int]]:
+    """A locked staging folder and the mode that the umask gave it; afterwards it and any folder aside are gone.
 
-    When the body fails or is interrupted between its renames, the target that it set aside is put back.
+    It is empty unless there is work to ``keep``. When the body fails or is interrupted between its renames, the target
+    that it set aside is put back.
     """
     staging, aside = _staging(target), _aside(target)
-    staging.mkdir()
+    ours = not (keep and has_kept(staging))
+    staging.mkdir(exist_ok=not ours)
     try:
         descriptor = os.open(staging, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            try_lock(descriptor)
+            ours = try_lock(descriptor) or ours
+            if not ours:
+                raise StorageError(_BUSY.format(target=target))
             yield staging, stat.S_IMODE(os.fstat(descriptor).st_mode)
         finally:
             os.close(descriptor)
     except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
+        if ours and not (keep and is_worth_keeping(staging)):
+            shutil.rmtree(staging, ignore_errors=True)
         raise
     finally:
         if aside.exists():
             _settle_aside(aside, target)
+
+
+@contextmanager
+def _without_kept(staging: Path, doomed: Path) -> Iterator[None]:
+    """Take kept work out of a folder for the instant that gives it its name, and delete it."""
+    kept = staging / KEPT
+    if not kept.exists():
+        yield
+        return
+    shutil.rmtree(doomed, ignore_errors=True)
+    kept.rename(doomed)
+    try:
+        yield
+    except BaseException:
+        doomed.rename(kept)
+        raise
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _settle_files(staging: Path, mode: int) -> dict[str, dict[str, object]]:
@@ -159,6 +199,8 @@ def _settle_files(staging: Path, mode: int) -> dict[str, dict[str, object]]:
     listed: dict[str, dict[str, object]] = {}
     folders = []
     for path in sorted(staging.rglob("*")):
+        if path.is_relative_to(staging / KEPT):
+            continue
         name = path.relative_to(staging).as_posix()
         if path.is_dir() and not path.is_symlink():
             path.chmod(mode)

@@ -43,18 +43,7 @@ def seal(given: Mapping[str, object], files: Mapping[str, Mapping[str, object]])
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
     """The manifest of a folder: itself checked, but not the files. Raises ``IntegrityError``."""
-    folder = Path(folder)
-    path = folder / MANIFEST
-    data = _read(folder, path)
-    try:
-        manifest = json.loads(data)
-        sound = isinstance(manifest, dict) and _is_sound(manifest, data)
-    except (ValueError, RecursionError):
-        raise IntegrityError(f"{path} is not JSON: it was damaged or edited") from None
-    if not sound:
-        raise IntegrityError(f"{path} does not match its own checksum: it was damaged or edited")
-    _check_files(manifest.get("files"), path)
-    return manifest
+    return _read_sealed(Path(folder), Path(folder) / MANIFEST)
 
 
 def looks_published(folder: str | Path) -> bool:
@@ -68,17 +57,30 @@ def looks_published(folder: str | Path) -> bool:
     return sum(mark in data for mark in marks) >= 2
 
 
-def verify(folder: str | Path) -> dict[str, Any]:
-    """The manifest of a folder whose files all have the size and SHA-256 it lists.
+def verify(folder: str | Path, *, listed_in: Path | None = None) -> dict[str, Any]:
+    """The manifest of a folder whose files all have the size and SHA-256 it lists; ``listed_in`` names another list.
 
     Files that it does not list are not looked at. Raises ``IntegrityError`` that names each file and what is wrong.
     """
     folder = Path(folder)
-    manifest = read_manifest(folder)
+    manifest = _read_sealed(folder, listed_in or folder / MANIFEST)
     found = ((name, _complaint(folder, name, entry)) for name, entry in manifest["files"].items())
     wrong = [f"{folder / name}: {complaint}" for name, complaint in found if complaint]
     if wrong:
         raise IntegrityError("\n".join(wrong))
+    return manifest
+
+
+def _read_sealed(folder: Path, path: Path) -> dict[str, Any]:
+    data = _read(folder, path)
+    try:
+        manifest = json.loads(data)
+        sound = isinstance(manifest, dict) and _is_sound(manifest, data)
+    except (ValueError, RecursionError):
+        raise IntegrityError(f"{path} is not JSON: it was damaged or edited") from None
+    if not sound:
+        raise IntegrityError(f"{path} does not match its own checksum: it was damaged or edited")
+    _check_files(manifest.get("files"), path)
     return manifest
 
 

@@ -44,6 +44,7 @@ def ensure_prepared(run: TrainRun, say: Say) -> Prepared:
     if began_with is not None and reason is not None and folder.exists():
         raise IntegrityError(_OTHER_DATA.format(folder=run.folder, reason=reason))
     if reason is None:
+        files.forget(folder)
         say(f"data: {folder} is up to date")
         prepared = open_verified(folder)
     else:
@@ -72,7 +73,10 @@ def _prepare(
     folder = run.prepared
     say(f"data: preparing {folder}: {reason}")
     if run.data.redact is not None and run.data.redact.key_file is None:
-        say("warning: data.redact.key_file is not set: pseudonyms hold for this preparation only")
+        say(
+            "warning: data.redact.key_file is not set: pseudonyms hold for this preparation only,"
+            " and if it is stopped the next one begins anew"
+        )
     files.make_folder(folder.parent)
     return prepare(
         run.data,
@@ -266,10 +270,19 @@ def _stages(say: Say) -> Callable[[str, int, int], None]:
         "tokenizer": "training the tokenizer",
         "tokens": "writing token shards",
     }
+    kept = {
+        "refused": "what an earlier start left came from other settings, files or program and is deleted",
+        "parts kept": "kept {done:,} of {total:,} parts that an earlier start read",
+        "cleaning kept": "kept the text that an earlier start cleaned",
+        "tokenizer kept": "kept the tokenizer that an earlier start trained",
+        "shards kept": "kept {total:,} shards that an earlier start wrote",
+    }
 
-    def progress(stage: str, _done: int, total: int) -> None:
-        if stage not in seen:
+    def progress(stage: str, done: int, total: int) -> None:
+        if stage in kept:
+            say(f"data: {kept[stage].format(done=done, total=total)}")
+        elif stage not in seen and (done < total or not total):
             seen.add(stage)
-            say(f"data: {names.get(stage, stage)} ({short(total, 'B')})")
+            say(f"data: {names[stage]} ({short(total - done, 'B')})")
 
     return progress

@@ -475,4 +475,10 @@ def test_sigterm_while_preparing_exits_143_and_leaves_nothing_half_written(make_
     said = subprocess.run([sys.executable, "-c", code, "train", path], check=False, capture_output=True, text=True)
     assert said.returncode == 143
     assert "Traceback" not in said.stderr
-    assert sorted(entry.name for entry in (tmp_path / "run").iterdir()) == [".lock", "checkpoints", "train.log"]
+    assert "stopped by SIGTERM" in said.stderr
+    left = {entry.name for entry in (tmp_path / "run").iterdir()}
+    assert left == {".lock", "checkpoints", "train.log", ".data.cyberslm-partial"}
+    going_on = subprocess.run(
+        [sys.executable, "-m", "cyberslm", "data", "prepare", path], check=True, capture_output=True, text=True
+    )
+    assert "kept the tokenizer that an earlier start trained" in going_on.stderr

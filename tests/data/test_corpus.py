@@ -250,7 +250,7 @@ def test_no_text_left_by_the_steps_is_its_own_error(tmp_path, folder, key_file, 
     steps = (StepConfig(length=LengthConfig(min_characters=10_000)),)
     with pytest.raises(DataError, match=r"hold no text: 15 files read, skipped: .* length: "):
         made(settings(folder, key_file, steps=steps), tmp_path / "out", byte_tokenizer)
-    assert not list(tmp_path.glob(".*"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_spool_gives_back_what_was_written_and_names_what_is_cut_off(tmp_path):
@@ -452,3 +452,22 @@ def test_names_that_differ_in_a_backslash_stay_apart(tmp_path, byte_tokenizer):
     assert stale(prepared.folder, config, {}) is None
     names = [json.loads(line)["path"] for line in (prepared.folder / "inputs.jsonl").read_text().splitlines()]
     assert len(set(names)) == 2
+
+
+def test_errors_about_evaluation_files_name_step_and_place(tmp_path, folder, key_file, byte_tokenizer):
+    (tmp_path / "good.txt").write_text(
+        "an evaluation text of more than thirteen words that nobody ever trains a model on"
+    )
+    (tmp_path / "bad.jsonl").write_text('{"text": ')
+    (tmp_path / "short.txt").write_text("short")
+
+    def refused(*against: str) -> str:
+        paths = tuple(str(tmp_path / name) for name in against)
+        steps = (STEPS[0], StepConfig(contamination=ContaminationConfig(against=paths)))
+        with pytest.raises(DataError) as caught:
+            made(settings(folder, key_file, steps=steps), tmp_path / "out", byte_tokenizer)
+        return str(caught.value)
+
+    assert refused("good.txt", "absent.txt").startswith("data.steps[1].contamination.against[1]: there is no file")
+    assert refused("good.txt", "bad.jsonl").startswith("data.steps[1].contamination.against[1]: ")
+    assert refused("short.txt").startswith("data.steps[1].contamination.against: none of the 1 evaluation texts")

@@ -342,7 +342,7 @@ def test_a_full_disk_is_a_storage_error_that_leaves_earlier_data_whole(tmp_path,
     with pytest.raises(StorageError, match="No space left on device"):
         prepare_bytes(tmp_path / "run/out", byte_tokenizer, hundred)
     assert files.verify(tmp_path / "run/out") == before.manifest
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["out"]
+    assert [path.name for path in (tmp_path / "run").iterdir() if not path.name.startswith(".")] == ["out"]
 
 
 def test_earlier_data_are_replaced_whole(tmp_path, hundred, byte_tokenizer, write):
@@ -537,3 +537,14 @@ def test_a_trained_tokenizer_round_trips_the_corpus_through_shards(tmp_path):
     found = texts_of(prepared.train, prepared.tokenizer) + texts_of(prepared.validation, prepared.tokenizer)
     assert sorted(found) == sorted(texts)
     assert len(prepared.train.paths) > 1
+
+
+def test_absent_sources_of_data_that_are_there_name_the_way_to_use_them(tmp_path, hundred, byte_tokenizer):
+    """Data that were merged elsewhere could be trained on only by who knew that sources may be empty."""
+    prepare_bytes(tmp_path / "out", byte_tokenizer, hundred)
+    with pytest.raises(DataError, match=r"no file or folder .*absent; or give data\.sources=\[\] to use the data in"):
+        prepare_bytes(tmp_path / "out", byte_tokenizer, tmp_path / "absent")
+    with pytest.raises(DataError, match=r"absent$"):
+        prepare_bytes(tmp_path / "other", byte_tokenizer, tmp_path / "absent")
+    with pytest.raises(DataError, match=r"data\.sources=\[\] is right only where data\.prepared names"):
+        prepare_bytes(tmp_path / "other", byte_tokenizer)

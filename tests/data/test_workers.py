@@ -67,3 +67,41 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not any(map(alive, pids))
+
+
+INTERRUPTED = """
+import sys, time
+from cyberslm import cli
+from cyberslm.data.workers import map_ordered
+
+def work(item):
+    time.sleep(0.1)
+    return item
+
+if __name__ == "__main__":
+    def app():
+        print("begun", flush=True)
+        list(map_ordered(work, range(10_000), workers=2))
+    cli.app = app
+    cli.run()
+"""
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.2, 2.0])
+def test_ctrl_c_is_one_line_and_130_while_workers_start_and_work(tmp_path: Path, delay: float) -> None:
+    """Each worker printed a traceback, and the process could hang on its own queue."""
+    (tmp_path / "parent.py").write_text(INTERRUPTED)
+    process = subprocess.Popen(
+        [sys.executable, tmp_path / "parent.py"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    time.sleep(delay)
+    os.killpg(process.pid, signal.SIGINT)
+    said = process.communicate(timeout=30)[1]
+    assert (process.returncode, said) == (130, "stopped by SIGINT\n")

@@ -43,8 +43,8 @@ class EvaluationIndex:
     too_short: tuple[str, ...]
 
 
-def index_evaluation(entries: Iterable[Entry], config: ContaminationConfig) -> EvaluationIndex:
-    """Raises DataError when no evaluation text is long enough to be looked for."""
+def index_evaluation(entries: Iterable[Entry], config: ContaminationConfig, *, key: str) -> EvaluationIndex:
+    """Raises DataError that names ``key`` when no evaluation text is long enough to be looked for."""
     collected: dict[int, tuple[array[int], array[int]]] = {}
     names: list[str] = []
     too_short: list[str] = []
@@ -62,7 +62,7 @@ def index_evaluation(entries: Iterable[Entry], config: ContaminationConfig) -> E
         names.append(entry.place())
     if not names:
         raise DataError(
-            f"contamination.against: none of the {len(too_short)} evaluation texts has {config.shortest} "
+            f"{key}: none of the {len(too_short)} evaluation texts has {config.shortest} "
             f"{config.unit}; lower min_length or name other files"
         )
     return EvaluationIndex(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from cyberslm.data.clean.entry import Entry, Note, Outcome
 from cyberslm.data.readers.place import printable_text
@@ -72,6 +73,16 @@ class StepCounts:
             "quoted": [{"line": line, "times": times} for line, times in _first(self.quoted)],
             "examples": {kind: [key[-1] for key in keys] for kind, keys in sorted(self.examples.items())},
         }
+
+    @classmethod
+    def of_plain(cls, plain: dict[str, Any]) -> StepCounts:
+        """Counts from their ``vars`` as JSON gives them back."""
+        tallies = {name: Counter(plain[name]) for name in ("dropped", "noted", "noted_documents", "quoted")}
+        examples = {
+            kind: [(name, line, at, place) for name, line, at, place in keys]
+            for kind, keys in plain["examples"].items()
+        }
+        return cls(**plain | tallies | {"examples": examples})
 
     def _note(self, entry: Entry, note: Note) -> None:
         if note.quoted:

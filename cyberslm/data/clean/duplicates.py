@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,11 @@ class DuplicateReport(NamedTuple):
     pairs_passed_over: int
     template_pairs: int
     templates: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of_plain(cls, plain: dict[str, Any]) -> DuplicateReport:
+        """A report from its fields as JSON gives them back."""
+        return cls(**plain | {"templates": tuple((one, other) for one, other in plain["templates"])})
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ BATCH_CHARACTERS = 1 << 20
 BATCH_ENTRIES = 1024
 
 Documents = Callable[[], Iterable[Entry]]
+Evaluation = Callable[[Sequence[str], str], Iterable[Entry]]
 
 
 class Cleaned(NamedTuple):
@@ -89,7 +90,7 @@ class Pipeline:
 
     ``scratch`` is a folder for temporary files: hashes, and with corpus-wide steps after others the texts between them;
     the caller removes it. ``sources`` lists source keys, those whose copies are kept first. ``evaluation`` reads the
-    files of ``contamination.against``. Raises ConfigError where an extra is missing.
+    files of ``contamination.against``, given with its key. Raises ConfigError where an extra is missing.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Pipeline:
         *,
         scratch: Path,
         sources: Sequence[str] = (),
-        evaluation: Callable[[Sequence[str]], Iterable[Entry]] | None = None,
+        evaluation: Evaluation | None = None,
     ) -> None:
         self.counts: Counts = {}
         self.duplicates: dict[str, DuplicateReport] = {}
@@ -109,7 +110,9 @@ class Pipeline:
         self._left: Path | None = None
         self._counted: Counts = {}
         self._waiting: list[tuple[str, Step]] = []
-        made = [_make(step, scratch=scratch, sources=sources, evaluation=evaluation) for step in steps]
+        made = [
+            _make(step, at, scratch=scratch, sources=sources, evaluation=evaluation) for at, step in enumerate(steps)
+        ]
         self._planned: deque[tuple[str, Step | Survey]] = deque(zip(self._names, made, strict=True))
 
     def survey(self, documents: Documents, *, workers: int = 1) -> None:
@@ -178,6 +181,11 @@ def batches(documents: Iterable[Spooled]) -> Iterator[list[Spooled]]:
         yield batch
 
 
+def against_key(at: int) -> str:
+    """The name of the list of evaluation files of step ``at``."""
+    return f"data.steps[{at}].contamination.against"
+
+
 def _coarser(group: Group | None, outcome: Outcome) -> Group | None:
     """A cluster of near copies says more than a set of equal ones."""
     if outcome.group is None or (group is not None and group.near and not outcome.group.near):
@@ -195,10 +203,11 @@ def _names(steps: Sequence[StepConfig]) -> list[str]:
 
 def _make(
     step: StepConfig,
+    at: int,
     *,
     scratch: Path,
     sources: Sequence[str],
-    evaluation: Callable[[Sequence[str]], Iterable[Entry]] | None,
+    evaluation: Evaluation | None,
 ) -> Step | Survey:
     settings = step.settings
     match step.name:
@@ -215,6 +224,7 @@ def _make(
         case "contamination":
             if evaluation is None:
                 raise InputError("contamination needs a function that reads the evaluation files")
-            return ContaminationStep(settings, index_evaluation(evaluation(settings.against), settings))
+            entries = evaluation(settings.against, against_key(at))
+            return ContaminationStep(settings, index_evaluation(entries, settings, key=against_key(at)))
         case _:
             return DuplicateSurvey(settings, scratch, sources)

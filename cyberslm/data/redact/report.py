@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from cyberslm.data.redact.config import CLASS_OF
 from cyberslm.data.redact.redactor import Redacted
@@ -40,6 +41,15 @@ class RedactionReport:
         self.found.update(other.found)
         self.standins.update(other.standins)
         self.digests |= other.digests
+
+    def plain(self) -> dict[str, object]:
+        """All of it as JSON holds it; `of_plain` gives it back."""
+        return vars(self) | {"digests": sorted(self.digests)}
+
+    @classmethod
+    def of_plain(cls, plain: dict[str, Any]) -> RedactionReport:
+        tallies = {name: Counter(plain[name]) for name in ("found", "standins")}
+        return cls(**plain | tallies | {"digests": set(plain["digests"])})
 
     def summary(self) -> dict[str, object]:
         """Plain data for a manifest."""

@@ -192,7 +192,7 @@ FILLER = "Nothing in this sentence has to do with the question that the evaluati
 def contamination(texts: Sequence[str], **values: object) -> ContaminationStep:
     config = ContaminationConfig(against=("eval.jsonl",), **values)
     entries = [Entry(text, "e", "eval.jsonl", line, record=True) for line, text in enumerate(texts, 1)]
-    return ContaminationStep(config, index_evaluation(entries, config))
+    return ContaminationStep(config, index_evaluation(entries, config, key="against"))
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_the_pipeline_runs_steps_in_order_and_counts_each(tmp_path: Path) -> Non
         StepConfig(length=LengthConfig(min_characters=10)),
     ]
     evaluation = [Entry(QUESTION, "e", "e")]
-    pipeline = Pipeline(steps, scratch=tmp_path, evaluation=lambda paths: evaluation)
+    pipeline = Pipeline(steps, scratch=tmp_path, evaluation=lambda paths, key: evaluation)
     with pytest.raises(InputError, match="survey"):
         next(pipeline.run(list))
     cleaned = run(pipeline, files(["abc", "abcdef", "long enough \u202e", "long enough \u202e", QUESTION]))
@@ -371,7 +371,7 @@ def test_every_step_can_go_to_a_worker_process(tmp_path: Path) -> None:
     entries = files([f"{HEADER}\n{body}" for body in bodies(40)] + [f"{FILLER} {QUESTION}"] * 2)
     results = []
     for workers in (1, 2):
-        pipeline = Pipeline(steps, scratch=tmp_path, evaluation=lambda paths: [Entry(QUESTION, "e", "e")])
+        pipeline = Pipeline(steps, scratch=tmp_path, evaluation=lambda paths, key: [Entry(QUESTION, "e", "e")])
         results.append((run(pipeline, entries, workers=workers), pipeline.counts, pipeline.duplicates))
     assert results[0] == results[1]
 
@@ -417,7 +417,7 @@ def test_the_settings_know_which_steps_need_the_whole_corpus(step: str, tmp_path
     against = {"against": ("e",)} if step == "contamination" else {}
     (kind,) = [hint for hint in get_args(get_type_hints(StepConfig)[step]) if hint is not type(None)]
     config = StepConfig(**{step: kind(**against)})
-    made = _make(config, scratch=tmp_path, sources=(), evaluation=lambda _: [Entry(QUESTION, "e", "e")])
+    made = _make(config, 0, scratch=tmp_path, sources=(), evaluation=lambda paths, key: [Entry(QUESTION, "e", "e")])
     assert config.corpus_wide == isinstance(made, Survey)
 
 
