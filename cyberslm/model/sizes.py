@@ -69,5 +69,5 @@ def activation_bytes(config: CyberSLMConfig, batch: int, tokens: int, *, bf16: b
 
 
 def cast_bytes(config: CyberSLMConfig) -> int:
-    """Bytes of the weights in bf16 that autocast keeps for the backward pass: all but the embeddings' and the head's."""
+    """Bytes of bf16 weights that autocast keeps for the backward pass: all but those of embeddings and head."""
     return 2 * (config.num_parameters - config.num_embedding_parameters)
