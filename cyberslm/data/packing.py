@@ -69,7 +69,7 @@ class PackedRows:
 
     def __init__(self, store: TokenStore, source: SourceRange, seq_len: int, *, isolated: bool) -> None:
         starts, sizes, row_ends = [], [], [np.zeros(1, np.int64)]
-        cut = pieces = 0
+        cut = pieces = rows = 0
         begin = source.first_token
         for first in range(source.first_document, source.end_document, WINDOW):
             ends = store.ends(first, min(first + WINDOW, source.end_document))
@@ -84,7 +84,8 @@ class PackedRows:
             order = np.argsort(row_of, kind="stable")
             starts.append(start[order])
             sizes.append(size[order].astype(np.uint32))
-            row_ends.append(np.cumsum(np.bincount(row_of)) + row_ends[-1][-1])
+            row_ends.append(rows + np.cumsum(np.bincount(row_of)))
+            rows += len(order)
         self._starts, self._sizes = np.concatenate(starts), np.concatenate(sizes)
         self._row_ends = np.concatenate(row_ends)
         positions = int(self._sizes.sum(dtype=np.int64))

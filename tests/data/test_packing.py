@@ -63,6 +63,14 @@ def test_every_document_that_fits_is_whole_and_every_position_is_used_once(
     assert rows.usage.padding == pytest.approx(1 - rows.usage.positions / max(1, seq_len * len(spans(rows))))
 
 
+def test_window_with_nothing_to_learn_from_adds_no_row(tmp_path):
+    """Rows could not be counted after a stretch of documents of one token each, which isolated rows leave out."""
+    store = store_of(tmp_path, [1, 1, 5])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "WINDOW", 1)
+        assert spans(PackedRows(store, store.sources[0], 4, isolated=True)) == [[(2, 6)]]
+
+
 def test_a_realistic_mix_of_lengths_leaves_less_than_one_percent_empty(tmp_path):
     draw = np.random.default_rng(0)
     short, long = draw.lognormal(3.5, 0.8, 2000), draw.lognormal(6, 1, 1500)
