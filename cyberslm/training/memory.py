@@ -74,10 +74,10 @@ def needed(
     measured = MEASURED[device]
     length = config.max_seq_len if tokens is None else tokens
     weights = 4 * config.num_parameters
-    casts = cast_bytes(config) if bf16 else 0
-    kept = activation_bytes(config, batch.rows, length, bf16=bf16) - casts
-    activations = casts + int(kept * (measured.several if batch.several else measured.one))
     head = config.vocab_size * config.hidden_dim
+    sure = 4 * head + (cast_bytes(config) if bf16 else 0)
+    kept = activation_bytes(config, batch.rows, length, bf16=bf16) - sure
+    activations = sure + int(kept * (measured.several if batch.several else measured.one))
     loss = (2 if bf16 else 4) * (min(CHUNK, batch.rows * length * config.vocab_size) + head)
     gradients = weights if batch.several else max(0, weights - activations - loss)
     return Needed(measured.program, weights, optimizer, gradients, activations, loss)

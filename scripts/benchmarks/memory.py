@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cyberslm.model.config import CyberSLMConfig
-from cyberslm.model.sizes import activation_bytes
+from cyberslm.model.sizes import activation_bytes, cast_bytes
 from cyberslm.training.memory import Batch, needed
 
 STEPS = 4
@@ -74,9 +74,9 @@ def measure(name: str, threads: int = 1) -> Peak:
     need = needed(config, Batch(rows, several=split > 1), optimizer=8 * config.num_parameters, bf16=bf16)
     if need.total != records[0]["estimated_memory"]:
         raise SystemExit(f"{name}: the run estimated {records[0]['estimated_memory']}, not {need.total}")
-    casts = 2 * config.num_parameters * bf16
-    kept = activation_bytes(config, rows, config.max_seq_len, bf16=bf16) - casts
-    return Peak(need.total, measured, (measured - (need.total - need.activations) - casts) / kept)
+    sure = 4 * config.vocab_size * config.hidden_dim + cast_bytes(config) * bf16
+    kept = activation_bytes(config, rows, config.max_seq_len, bf16=bf16) - sure
+    return Peak(need.total, measured, (measured - (need.total - need.activations) - sure) / kept)
 
 
 def write_run(folder: Path, name: str) -> Path:
