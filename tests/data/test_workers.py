@@ -71,7 +71,7 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 
 INTERRUPTED = """
 import sys, time
-from cyberslm import cli
+from cyberslm.cli import main
 from cyberslm.data.workers import map_ordered
 
 def work(item):
@@ -82,8 +82,8 @@ if __name__ == "__main__":
     def app():
         print("begun", flush=True)
         list(map_ordered(work, range(10_000), workers=2))
-    cli.app = app
-    cli.run()
+    main.app = app
+    main.run()
 """
 
 

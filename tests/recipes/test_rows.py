@@ -159,7 +159,7 @@ def test_mixture_does_not_touch_shards_or_validation(two_sources: MakeRun) -> No
 def test_eval_prints_each_source(two_sources: MakeRun, capsys: pytest.CaptureFixture) -> None:
     from typer.testing import CliRunner
 
-    from cyberslm.cli import app
+    from cyberslm.cli.main import app
 
     path = two_sources({"train.max_steps": 5})
     run_training(load_run(path), quiet=True)

@@ -32,7 +32,7 @@ def test_rates_of_this_machine_are_positive_and_repeat_in_order() -> None:
 def test_memory_that_is_kept_needs_no_new_pages() -> None:
     """What `keep_freed_memory` does is seen from outside, whatever the C library says of its settings."""
     code = (
-        "from cyberslm.training.allocator import keep_freed_memory\n"
+        "from cyberslm.training.process import keep_freed_memory\n"
         "from cyberslm.training.limits import fresh_memory\n"
         "before = fresh_memory()\n"
         "assert keep_freed_memory()\n"

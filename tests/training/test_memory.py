@@ -35,7 +35,8 @@ def test_more_rows_longer_rows_accumulation_and_larger_models_need_more() -> Non
 
 def test_gradients_are_counted_where_little_else_is_held_at_the_end() -> None:
     """A large model on one short row: at the end of the backward pass gradients are all that is left of the step."""
-    found = needed(CONFIG, Batch(1, several=False), optimizer=MOMENTS, bf16=False, tokens=16)
+    config = replace(CONFIG, vocab_size=1000)
+    found = needed(config, Batch(1, several=False), optimizer=8 * config.num_parameters, bf16=False, tokens=16)
     assert found.gradients + found.activations + found.loss == pytest.approx(found.weights, rel=1e-6)
 
 

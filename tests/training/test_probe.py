@@ -6,9 +6,11 @@ from cyberslm.data.loader import IGNORE, Batch
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.model import CyberSLM
 from cyberslm.training import probe
+from cyberslm.training.config import TrainConfig
 from cyberslm.training.optim import OptimizerConfig, build_optimizer
 from cyberslm.training.probe import STEPS, Speed, measure_speed
-from cyberslm.training.trainer import Plan, TrainConfig
+from cyberslm.training.schedule import SchedulerConfig
+from cyberslm.training.trainer import Plan
 
 CONFIG = CyberSLMConfig(vocab_size=40, hidden_dim=32, num_layers=2, num_heads=2, ffn_hidden_dim=48, max_seq_len=16)
 
@@ -19,7 +21,7 @@ class Rows:
     def __init__(self) -> None:
         self.steps: list[int] = []
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int, *, passed: int) -> Batch:
         self.steps.append(step)
         ids = torch.randint(4, 40, (8, 16), generator=torch.Generator().manual_seed(step))
         targets = ids.clone()
@@ -27,24 +29,22 @@ class Rows:
         return Batch(ids, targets)
 
 
-def measured(rows: Rows, seconds: float = 60.0) -> tuple[Speed, list[int]]:
-    sizes: list[int] = []
+def measured(rows: Rows, seconds: float = 60.0) -> Speed:
     model = CyberSLM(CONFIG)
-    model.register_forward_pre_hook(lambda _, args: sizes.append(args[0].shape[0]))
     plan = Plan(
         config=TrainConfig(max_steps=1, micro_batch_size=8, global_batch_size=32, max_bad_steps=1),
         seed=0,
-        rate=lambda step: 1e-3,
+        schedule=SchedulerConfig(),
         until=1,
         validate_every=1,
         save_every=1,
     )
-    return measure_speed(plan, model, build_optimizer(model, OptimizerConfig()), rows, rows=2, seconds=seconds), sizes
+    return measure_speed(plan, model, build_optimizer(model, OptimizerConfig()), rows, rows=2, seconds=seconds)
 
 
 def test_a_few_steps_of_the_rows_asked_for_are_made() -> None:
     rows = Rows()
-    speed, _ = measured(rows)
+    speed = measured(rows)
     assert rows.steps == list(range(STEPS))
     assert (speed.rows, speed.tokens) == (2, 2 * 8)
     assert speed.pass_seconds > 0
@@ -53,7 +53,7 @@ def test_a_few_steps_of_the_rows_asked_for_are_made() -> None:
 
 def test_no_step_begins_after_the_time_is_up() -> None:
     rows = Rows()
-    assert measured(rows, seconds=0.0)[0].pass_seconds > 0
+    assert measured(rows, seconds=0.0).pass_seconds > 0
     assert rows.steps == [0]
 
 
@@ -79,4 +79,4 @@ def test_warming_up_does_not_count(monkeypatch) -> None:
             hooks.record({"type": "train", "step": step + 1, "seconds": next(times), "step_tokens": 10 + step})
 
     monkeypatch.setattr(probe, "train", train)
-    assert measured(Rows())[0] == (2, 1.5, 0.5, 12.0)
+    assert measured(Rows()) == (2, 1.5, 0.5, 12.0)
