@@ -9,7 +9,9 @@ from dataclasses import MISSING
 from pathlib import Path
 
 from cyberslm.config import documented_fields
+from cyberslm.model.config import CyberSLMConfig
 from cyberslm.recipes.config import TrainRun
+from cyberslm.recipes.scale import Dial, derive
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 
@@ -29,7 +31,36 @@ def settings_page() -> str:
     for key, field in documented_fields(TrainRun).items():
         default = "required" if field.default is MISSING else f"`{_cell(_plain(field.default))}`"
         lines.append(f"| `{key}` | {_cell(field.type)} | {default} | {field.doc} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *scale_table()]) + "\n"
+
+
+def scale_table() -> list[str]:
+    """What the dial gives where nothing else is given."""
+    lines = [
+        "## What `scale` gives",
+        "",
+        "`cyberslm check` shows the same for a configuration; docs/training.md says by which rules.",
+        "",
+        "| scale | parameters | width x layers | feed-forward | vocabulary | length | rows a step | steps | rate |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for text in ("1M", "3M", "10M", "33M", "100M", "350M", "1B"):
+        found = derive(Dial.of(text), {}, rate=0.0)
+        model = {key.removeprefix("model."): value for key, value in found.items() if key.startswith("model.")}
+        vocabulary = found["tokenizer.vocab_size"]
+        cells = (
+            f"`{text}`",
+            f"{CyberSLMConfig(vocab_size=vocabulary, **model).num_parameters:,}",
+            f"{model['hidden_dim']} x {model['num_layers']}",
+            model["ffn_hidden_dim"],
+            f"{vocabulary:,}",
+            model["max_seq_len"],
+            found["train.global_batch_size"],
+            f"{found['train.max_steps']:,}",
+            f"{found['optimizer.muon_lr']:.2g}",
+        )
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return lines
 
 
 def _cell(text: str) -> str:

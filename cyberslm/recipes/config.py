@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from typing import Literal
+
+import torch
 
 from cyberslm.config import Loaded, PathStr, load
 from cyberslm.data.config import DataConfig
 from cyberslm.errors import ConfigError
 from cyberslm.model.config import CyberSLMConfig
+from cyberslm.recipes.scale import GPU_RATE, RATES, Dial, derive
 from cyberslm.text.config import TokenizerConfig
 from cyberslm.training.config import NO_LIMIT, TrainConfig
 from cyberslm.training.elsewhere import TRACKERS
+from cyberslm.training.hardware import cores
+from cyberslm.training.limits import auto_precision
 from cyberslm.training.optim import OptimizerConfig
 from cyberslm.training.schedule import SchedulerConfig
 
@@ -88,6 +95,10 @@ class TrainRun:
     out_dir: PathStr
     """Folder of the run: checkpoints, metrics, plots and final/."""
 
+    scale: str | None = None
+    """Size of the run, as parameters (33M) or as a time (10min, 2h), from which all sizes and rates follow that are not
+    given."""
+
     seed: int = 0
     """Seed of the initial weights, the data order and dropout."""
 
@@ -115,6 +126,8 @@ class TrainRun:
     logging: LoggingConfig = field(default_factory=LoggingConfig)
 
     def __post_init__(self) -> None:
+        if self.scale is not None:
+            Dial.of(self.scale)
         if not 0 <= self.seed < 1 << 62:
             raise ConfigError(f"seed must be from 0 to 2^62 - 1, not {self.seed}")
         if not 0 <= self.threads <= 4096:
@@ -138,6 +151,7 @@ _SIZES = {"model.vocab_size", "tokenizer.vocab_size"}
 NOT_THE_RESULT = frozenset(
     {
         "out_dir",
+        "scale",
         "threads",
         "compile",
         "train.micro_batch_size",
@@ -165,6 +179,8 @@ def load_run(path: Path | str, overrides: Sequence[str] = ()) -> Loaded[TrainRun
     sets no limit to them.
     """
     loaded = load(path, TrainRun, overrides)
+    if loaded.value.scale is not None:
+        loaded = load(path, TrainRun, (*overrides, *_derived(loaded)))
     run = loaded.value
     if run.train.max_time is not None and "train.max_steps" not in loaded.given:
         run = replace(run, train=replace(run.train, max_steps=NO_LIMIT))
@@ -179,6 +195,17 @@ def load_run(path: Path | str, overrides: Sequence[str] = ()) -> Loaded[TrainRun
             f" {run.tokenizer.vocab_size}: give only one of them, or make the model's at least as large"
         )
     return replace(loaded, value=run)
+
+
+def _derived(loaded: Loaded[TrainRun]) -> list[str]:
+    """What follows from ``scale``, as overrides."""
+    run = loaded.value
+    device = torch.device("cuda" if run.device != "cpu" and torch.cuda.is_available() else "cpu")
+    precision = auto_precision(device) if run.precision == "auto" else run.precision
+    rate = GPU_RATE if device.type == "cuda" else (run.threads or cores().usable) * RATES[precision]
+    given = {key: reduce(getattr, key.split("."), run) for key in loaded.given}
+    found = derive(Dial.of(str(run.scale)), given, rate=rate)
+    return [f"{key}={json.dumps(value) if isinstance(value, bool) else value}" for key, value in found.items()]
 
 
 def _at_least(config: object, **limits: int) -> None:

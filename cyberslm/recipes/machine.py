@@ -14,6 +14,7 @@ import torch
 
 from cyberslm.errors import ConfigError
 from cyberslm.recipes.config import TrainRun
+from cyberslm.training.limits import auto_precision
 
 PACKAGES = ("cyberslm", "torch", "sentencepiece", "safetensors", "numpy")
 
@@ -32,8 +33,7 @@ def on_this_machine(run: TrainRun) -> tuple[TrainRun, torch.device]:
     device = pick_device(run.device)
     precision = run.precision
     if precision == "auto":
-        has_bf16 = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_avx512_bf16_supported()
-        precision = "bf16" if has_bf16 else "fp32"
+        precision = auto_precision(device)
     return replace(run, device="cuda" if device.type == "cuda" else "cpu", precision=precision), device
 
 

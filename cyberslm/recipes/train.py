@@ -10,6 +10,7 @@ configuration that would change the result it is refused. Everything that can be
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,8 @@ from cyberslm.training.plots import can_plot
 from cyberslm.training.state import TrainState
 from cyberslm.training.trackers import Record, Screen, short
 from cyberslm.training.trainer import Plan, train
+
+MOST_EPOCHS = 4
 
 
 @dataclass(frozen=True)
@@ -232,6 +235,7 @@ def header(run: TrainRun, loader: RowLoader, device: torch.device) -> list[str]:
         f" {config.num_layers} layers, width {config.hidden_dim}, context {config.max_seq_len},"
         f" vocabulary {config.vocab_size:,}",
         _steps_line(run, loader),
+        *_repetition(run, loader),
         *describe_rows(loader),
         _optimizer_line(run),
         f"device: {device}, {run.precision}, {torch.get_num_threads()} threads, seed {run.seed}",
@@ -255,6 +259,16 @@ def _steps_line(run: TrainRun, loader: RowLoader) -> str:
         f"steps: {settings.max_steps:,}{most} of {each}, {rows / loader.rows_per_epoch:,.2f} epochs,"
         f" {rows * length / run.model.num_parameters:,.1f} tokens per parameter"
     )
+
+
+def _repetition(run: TrainRun, loader: RowLoader) -> Iterator[str]:
+    """A word where text is repeated more often than it teaches (Muennighoff et al. 2023)."""
+    steps = run.train.max_steps
+    if steps != NO_LIMIT and (epochs := loader.first_row(steps) / loader.rows_per_epoch) > MOST_EPOCHS:
+        yield (
+            f"warning: {epochs:,.0f} epochs, and text teaches little after {MOST_EPOCHS}: more text, fewer"
+            " train.max_steps or a smaller scale"
+        )
 
 
 def _optimizer_line(run: TrainRun) -> str:

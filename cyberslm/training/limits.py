@@ -10,7 +10,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -118,3 +118,9 @@ def _shortest(work: Callable[[], object], seconds: float, device: torch.device) 
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def auto_precision(device: torch.device) -> Literal["fp32", "bf16"]:
+    """What ``precision: auto`` is there: bf16 where the processor has products of it."""
+    has_bf16 = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_avx512_bf16_supported()
+    return "bf16" if has_bf16 else "fp32"
