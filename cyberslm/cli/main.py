@@ -13,7 +13,7 @@ import re
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -323,22 +323,29 @@ def run() -> None:
     except CyberSLMError as error:
         if "--debug" in sys.argv:
             raise
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
+        _fail(str(error), error.exit_code)
     except BrokenPipeError:
         # Nobody reads any more: stop quietly, and keep Python from complaining when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:
-        typer.echo(f"error: {error.filename or 'output'}: {error.strerror or error}", err=True)
-        sys.exit(1)
+        _fail(f"{error.filename or 'output'}: {error.strerror or error}", 1)
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not OUT_OF_MEMORY.search(str(error)):
             raise
-        typer.echo(
-            "error: out of memory: lower train.micro_batch_size, train.global_batch_size or model.max_seq_len", err=True
-        )
-        sys.exit(1)
+        _fail("out of memory: lower train.micro_batch_size, train.global_batch_size or model.max_seq_len", 1)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    """One line with the error, from one of the processes that torchrun started, and this process's end."""
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    if not alone:
+        from cyberslm.training.distributed import first_to_tell
+
+        alone = first_to_tell()
+    if alone:
+        typer.echo(f"error: {message}", err=True)
+    sys.exit(code)
 
 
 class _Stopped(SystemExit):

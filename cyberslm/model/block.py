@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from cyberslm.model.attention import MultiHeadSelfAttention
 from cyberslm.model.cache import LayerCache
@@ -23,7 +25,16 @@ class DecoderBlock(nn.Module):
         self.post_attention_layernorm = make_norm(config)
         self.mlp = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)
+        self.recompute = False
+        """Keep only the input for a backward pass, and compute the block again in it (Chen et al. 2016,
+        https://arxiv.org/abs/1604.06174)."""
 
     def forward(self, x: Tensor, plan: Plan, cache: LayerCache | None) -> Tensor:
+        if self.recompute and torch.is_grad_enabled():
+            result: Tensor = checkpoint(self._compute, x, plan, cache, use_reentrant=False)
+            return result
+        return self._compute(x, plan, cache)
+
+    def _compute(self, x: Tensor, plan: Plan, cache: LayerCache | None) -> Tensor:
         x = x + self.dropout(self.self_attn.attend(self.input_layernorm(x), plan, cache))
         return x + self.dropout(self.mlp(self.post_attention_layernorm(x)))

@@ -14,6 +14,7 @@ from cyberslm.recipes.estimate import estimate, lines, refuse_too_large
 from cyberslm.recipes.machine import cpu_threads, on_this_machine
 from cyberslm.recipes.shown import LEGEND, shown_row
 from cyberslm.recipes.train import header
+from cyberslm.training.distributed import Dist
 from cyberslm.training.trackers import short
 
 SHOWN_ROWS = 2
@@ -31,10 +32,11 @@ def check(loaded: Loaded[TrainRun], say: Say) -> Iterator[str]:
     yield dump(run).rstrip()
     yield ""
     yield from describe(prepared)
-    refuse_too_large(run, device)
+    alone = Dist(device=device)
+    refuse_too_large(run, alone)
     with cpu_threads(run.threads):
         yield from header(run, loader, device)
-        yield from lines(run, estimate(run, prepared, device, probe=True))
+        yield from lines(run, estimate(run, prepared, alone, probe=True))
     yield f"tokens: {run.train.global_batch_size * run.model.max_seq_len:,} per step, {_per_epoch(loader):,} per epoch"
     yield from _costs(run)
     yield ""

@@ -18,6 +18,7 @@ from cyberslm.model.config import CyberSLMConfig
 from cyberslm.recipes.scale import GPU_RATE, RATES, Dial, derive
 from cyberslm.text.config import TokenizerConfig
 from cyberslm.training.config import NO_LIMIT, TrainConfig
+from cyberslm.training.distributed import DistributedConfig
 from cyberslm.training.elsewhere import TRACKERS
 from cyberslm.training.hardware import cores
 from cyberslm.training.limits import auto_precision
@@ -113,7 +114,8 @@ class TrainRun:
     minutes or more."""
 
     threads: int = 0
-    """CPU threads; 0 = all cores. Results are bit-identical only for the same number."""
+    """CPU threads of a process; 0 = all cores, shared evenly by this machine's processes. Results are bit-identical
+    only for the same number."""
 
     data: DataConfig = field(default_factory=DataConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -124,6 +126,7 @@ class TrainRun:
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     def __post_init__(self) -> None:
         if self.scale is not None:
@@ -157,6 +160,7 @@ NOT_THE_RESULT = frozenset(
         "train.micro_batch_size",
         "train.max_bad_steps",
         "train.max_rollbacks",
+        "train.activation_checkpointing",
         "checkpoint.keep_last",
         "checkpoint.final",
         "data.threads",
@@ -168,8 +172,9 @@ NOT_THE_RESULT = frozenset(
     }
 )
 """Keys that may change between two starts of one run: they leave its result alone (but for rounding, in the case of
-threads, compile and micro_batch_size), only say when it gives up, or what they name is compared by content."""
-NOT_THE_RESULT_SECTIONS = ("eval.sample_", "logging.")
+threads, processes, compile and micro_batch_size), only say when it gives up, or what they name is compared by
+content."""
+NOT_THE_RESULT_SECTIONS = ("eval.sample_", "logging.", "distributed.")
 
 
 def load_run(path: Path | str, overrides: Sequence[str] = ()) -> Loaded[TrainRun]:

@@ -2,6 +2,9 @@
 
 A run is refused only where it is certain: weights and moments alone above all memory there is. Everything else is a
 warning with settings that would fit, as formulas are exact to some per cent and other programs come and go.
+
+Of several processes each estimates for itself, at the same time and without a word to the others; the first one's
+counts. Memory is a process's, against its share of a machine that it has neighbours on; rates are those of all.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from cyberslm.recipes.folder import free_bytes, space_needed
 from cyberslm.recipes.machine import autocast, products
 from cyberslm.training import hardware
 from cyberslm.training.config import NO_LIMIT
+from cyberslm.training.distributed import Dist
 from cyberslm.training.limits import product_rates
 from cyberslm.training.loss import measure, next_token_loss
 from cyberslm.training.memory import Batch, Fitting, Needed, fitting, needed
@@ -44,7 +48,7 @@ GiB = 1 << 30
 
 @dataclass(frozen=True)
 class Room:
-    """Memory of the device: all of it that the process may have, and what is free now."""
+    """Memory of the device: all that the process may have, alone or as its share, and what of it is free now."""
 
     device: str
     total: int
@@ -55,32 +59,38 @@ class Room:
 class Estimate:
     """What a run needs and how long it takes; the parts that were not measured are None."""
 
+    batch: Batch
     needed: Needed
     room: Room | None
     limit: float | None
-    """Operations per second of matrix products in the run's precision."""
+    """Operations per second of matrix products in the run's precision, of all processes."""
     speed: Speed | None = None
     validation_seconds: float = 0.0
     """Of one validation."""
     busy: float = 0.0
     """Cores that other programs kept busy at the time."""
+    processes: int = 1
 
 
-def needed_memory(run: TrainRun) -> Needed:
-    return needed(run.model, _batch(run), **_precision(run))
+def needed_memory(run: TrainRun, dist: Dist) -> Needed:
+    """Memory of each process."""
+    return needed(run.model, _batch(run, dist), **_precision(run))
 
 
-def room(device: torch.device) -> Room | None:
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return Room(torch.cuda.get_device_name(device), total, free)
-    found = hardware.memory()
-    return None if found is None else Room("this machine", found.total, found.available)
+def room(dist: Dist) -> Room | None:
+    if dist.device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(dist.device)
+        return Room(torch.cuda.get_device_name(dist.device), total, free)
+    found, parts = hardware.memory(), dist.neighbours
+    if found is None:
+        return None
+    name = "this machine" if parts == 1 else f"each of {parts} processes of this machine"
+    return Room(name, found.total // parts, found.available // parts)
 
 
-def refuse_too_large(run: TrainRun, device: torch.device) -> None:
+def refuse_too_large(run: TrainRun, dist: Dist) -> None:
     """Stop a run whose weights and moments alone are more than all memory there is."""
-    there, certain = room(device), needed_memory(run).certain
+    there, certain = room(dist), needed_memory(run, dist).certain
     if there is not None and certain > there.total:
         raise ConfigError(
             f"model: {run.model.num_parameters:,} parameters with the optimizer's state need {_gib(certain)} and"
@@ -88,17 +98,21 @@ def refuse_too_large(run: TrainRun, device: torch.device) -> None:
         )
 
 
-def estimate(run: TrainRun, prepared: Prepared, device: torch.device, *, probe: bool) -> Estimate:
-    """Memory always; with ``probe`` speed too, unless the run would not fit or one row alone takes too long."""
-    need, there = needed_memory(run), room(device)
+def estimate(run: TrainRun, prepared: Prepared, dist: Dist, *, probe: bool) -> Estimate:
+    """Memory always; with ``probe`` speed too.
+
+    Not where the run would not fit, one row alone takes too long, or the weights are to be cut up over ranks.
+    """
+    batch, device = _batch(run, dist), dist.device
+    need, there = needed_memory(run, dist), room(dist)
     if not run.logging.probe:
-        return Estimate(need, there, None)
-    busy = hardware.busy_cores(BUSY_SECONDS) or 0.0
-    limit = product_limit(run, device)
+        return Estimate(batch, need, there, None, processes=dist.world)
+    busy = (hardware.busy_cores(BUSY_SECONDS) or 0.0) if dist.world == 1 else 0.0  # the others are no other programs
+    own = product_limit(run, batch.rows, device)
+    limit, rows = own * dist.world, _rows_to_try(run, batch.rows, own)
     fits = there is None or need.total <= there.available
-    rows = _rows_to_try(run, limit)
-    if not (probe and fits and rows):
-        return Estimate(need, there, limit, busy=busy)
+    if not (probe and fits and rows and batch.shards == 1):
+        return Estimate(batch, need, there, limit, busy=busy, processes=dist.world)
     plan = Plan(
         config=run.train,
         seed=run.seed,
@@ -119,15 +133,16 @@ def estimate(run: TrainRun, prepared: Prepared, device: torch.device, *, probe: 
         rows=rows,
         seconds=PROBE_SECONDS / 2,
     )
-    return Estimate(need, there, limit, speed, _validation_seconds(run, prepared, model, plan.autocast), busy)
+    validation = _validation_seconds(run, prepared, model, plan.autocast) / dist.world
+    return Estimate(batch, need, there, limit, speed, validation, busy, dist.world)
 
 
-def product_limit(run: TrainRun, device: torch.device) -> float:
-    """The rate of matrix products of the run's shape and precision on this machine, in about half a second."""
-    rows = _batch(run).rows * run.model.max_seq_len
+def product_limit(run: TrainRun, rows: int, device: torch.device) -> float:
+    """The rate of matrix products of the run's shape and precision in this process, in about half a second."""
+    tokens = rows * run.model.max_seq_len
     dtype = torch.bfloat16 if run.precision == "bf16" else torch.float32
     rates = product_rates(
-        device, dtype, rows=min(rows, 8192), width=run.model.hidden_dim, inner=run.model.ffn_hidden_dim, seconds=0.1
+        device, dtype, rows=min(tokens, 8192), width=run.model.hidden_dim, inner=run.model.ffn_hidden_dim, seconds=0.1
     )
     return rates.limit
 
@@ -137,10 +152,10 @@ def share_of_limit(run: TrainRun, limit: float) -> float:
     return trained_flops_per_token(run.model) / limit
 
 
-def _rows_to_try(run: TrainRun, limit: float) -> int:
+def _rows_to_try(run: TrainRun, most: int, limit: float) -> int:
     """Rows of which four passes should fit into the probe; one where at least two of it do; else none."""
     each = trained_flops_per_token(run.model) * run.model.max_seq_len / (POOR_SHARE * limit)
-    return min(_batch(run).rows, max(int(PROBE_SECONDS / 4 / each), int(each <= PROBE_SECONDS / 2)))
+    return min(most, max(int(PROBE_SECONDS / 4 / each), int(each <= PROBE_SECONDS / 2)))
 
 
 def _validation_seconds(run: TrainRun, prepared: Prepared, model: CyberSLM, autocast: Callable) -> float:
@@ -176,18 +191,19 @@ def figures(run: TrainRun, found: Estimate) -> dict[str, object]:
     if found.limit is not None:
         figures["limit_flops_per_second"] = found.limit
     if found.speed is not None:
-        figures["estimated_tokens_per_second"] = found.speed.tokens_per_second(run.train.global_batch_size)
+        figures["estimated_tokens_per_second"] = _tokens_per_second(run, found.speed, found.processes)
     return figures
 
 
 def _memory_lines(run: TrainRun, found: Estimate) -> Iterator[str]:
     need, there = found.needed, found.room
     parts = ", ".join(f"{name} {_gib(size)}" for name, size in need._asdict().items() if size)
+    whose = "" if found.processes == 1 else " of each process"
     free = "" if there is None else f", {_gib(there.available)} free of {_gib(there.total)}"
-    yield f"memory: {_gib(need.total)} at the peak{free} ({parts})"
+    yield f"memory: {_gib(need.total)} at the peak{whose}{free} ({parts})"
     if there is None or need.total <= there.available:
         return
-    smaller = fitting(run.model, _batch(run), **_precision(run), available=there.available)
+    smaller = fitting(run.model, found.batch, **_precision(run), available=there.available)
     where = "of the GPU" if run.device == "cuda" else "of memory"
     yield f"warning: will not fit: needs {_gib(need.total)} of {_gib(there.available)} {where}; {_advice(run, smaller)}"
 
@@ -209,12 +225,11 @@ def _speed_lines(run: TrainRun, found: Estimate) -> Iterator[str]:
         best = 1 / share_of_limit(run, found.limit)
         yield f"speed: not measured; the limit of {products} is {best:,.0f} tokens/s at the very best"
         return
-    rows = run.train.global_batch_size
-    rate = found.speed.tokens_per_second(rows)
+    rate = _tokens_per_second(run, found.speed, found.processes)
     share = rate * share_of_limit(run, found.limit)
     yield (
         f"speed: {rate:,.0f} tokens/s, {share:.0%} of the limit of {products} (measured here with"
-        f" {count(found.speed.rows, 'row')})"
+        f" {count(found.speed.rows, 'row')}{_each(found)})"
     )
     if found.busy > BUSY:
         yield f"warning: other programs keep {found.busy:.1f} cores busy: what was measured holds as long as they do"
@@ -223,9 +238,19 @@ def _speed_lines(run: TrainRun, found: Estimate) -> Iterator[str]:
         return
     done = _steps_done(run)
     left = run.train.max_steps - done
-    training = left * found.speed.step_seconds(rows)
+    training = left * found.speed.step_seconds(run.train.global_batch_size / found.processes)
     checks = _validations(run, done) * found.validation_seconds
     yield f"time: about {clock(training + checks)} for {left:,} steps, {clock(checks)} of it validation"
+
+
+def _each(found: Estimate) -> str:
+    alone = found.processes == 1
+    return "" if alone else f" in each of {found.processes} processes at once, without what they send to each other"
+
+
+def _tokens_per_second(run: TrainRun, speed: Speed, processes: int) -> float:
+    """Of all processes, each with its part of the rows."""
+    return processes * speed.tokens_per_second(run.train.global_batch_size / processes)
 
 
 def _steps_done(run: TrainRun) -> int:
@@ -244,9 +269,12 @@ def _validations(run: TrainRun, done: int) -> int:
     return until(last) - until(done)
 
 
-def _batch(run: TrainRun) -> Batch:
-    rows = min(run.train.micro_batch_size, run.train.global_batch_size)
-    return Batch(rows, several=run.train.global_batch_size > rows)
+def _batch(run: TrainRun, dist: Dist) -> Batch:
+    """The largest part of a step that a process has."""
+    own = -(-run.train.global_batch_size // dist.world)
+    rows = min(run.train.micro_batch_size, own)
+    shards = dist.world if dist.strategy == "fsdp" else 1
+    return Batch(rows, several=own > rows, recompute=run.train.activation_checkpointing, shards=shards)
 
 
 def _precision(run: TrainRun) -> dict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,11 +24,13 @@ from cyberslm.recipes.data import bytes_per_id, row_loader
 from cyberslm.recipes.interrupts import Interrupts
 from cyberslm.recipes.machine import autocast, package_version, products
 from cyberslm.text.tokenizer import Tokenizer
+from cyberslm.training.distributed import Dist
 from cyberslm.training.elsewhere import open_trackers
 from cyberslm.training.ema import TRAINED, WeightMean
-from cyberslm.training.loss import Score, measure
+from cyberslm.training.loss import Score, join, measure
 from cyberslm.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from cyberslm.training.plots import can_plot, curves
+from cyberslm.training.sharing import cut_state, fill, whole_model, whole_tensors
 from cyberslm.training.state import TrainState
 from cyberslm.training.trackers import (
     Meter,
@@ -52,24 +55,27 @@ def check_samples(run: TrainRun, tokenizer: Tokenizer) -> None:
         budget_for(len(tokenizer.encode(prompt)), sampling(run), run.model.max_seq_len)
 
 
-class RunHooks:
-    """One run in its folder: the hooks of the training loop and what they need."""
+@dataclass(frozen=True)
+class Process:
+    """This process's part in a run: its place among the ranks, what it shows and which signals it got."""
 
-    def __init__(
-        self,
-        run: TrainRun,
-        model: CyberSLM,
-        prepared: Prepared,
-        state: TrainState,
-        screen: Screen,
-        interrupts: Interrupts,
-    ) -> None:
-        self.run, self.model, self.prepared, self.screen, self.interrupts = run, model, prepared, screen, interrupts
+    dist: Dist
+    screen: Screen
+    interrupts: Interrupts
+
+
+class RunHooks:
+    """One run in its folder: the hooks of the training loop and what they need; the first rank alone writes."""
+
+    def __init__(self, run: TrainRun, model: CyberSLM, prepared: Prepared, state: TrainState, process: Process) -> None:
+        self.run, self.model, self.prepared = run, model, prepared
+        self.dist, self.screen, self.interrupts = process.dist, process.screen, process.interrupts
         self.optimizer = build_optimizer(model, run.optimizer, products=products(run))
         self.mean = WeightMean(model, run.train.ema_decay) if run.train.ema_decay else None
-        self.metrics = MetricsFile(run.folder / "metrics.jsonl", step=state.step)
-        self.samples = MetricsFile(run.folder / "samples.jsonl", step=state.step)
-        self.trackers = open_trackers(run.logging.trackers, run.folder, step=state.step)
+        first = self.dist.first
+        self.metrics = MetricsFile(run.folder / "metrics.jsonl" if first else None, step=state.step)
+        self.samples = MetricsFile(run.folder / "samples.jsonl" if first else None, step=state.step)
+        self.trackers = open_trackers(run.logging.trackers, run.folder, step=state.step) if first else []
         self.share_per_rate: float | None = None
         """What a token a second is of the machine's measured limit, where it is to be shown."""
         self.meter = Meter(total_steps=state.total_steps(run.train), interval=run.logging.interval)
@@ -100,7 +106,7 @@ class RunHooks:
             tracker.write(record)
 
     def _seen(self, rate: float) -> dict[str, float]:
-        """What a train record says besides of the machine: peak memory so far, and the share of its limit used."""
+        """What a train record says besides of the machine: peak memory of this process, share of the limit used."""
         seen: dict[str, float] = {"peak_memory": peak_memory()}
         if self.model.device.type == "cuda":
             seen["peak_gpu_memory"] = torch.cuda.max_memory_allocated(self.model.device)
@@ -110,13 +116,16 @@ class RunHooks:
 
     def validate(self, state: TrainState) -> Score | None:
         with self._published():
-            self._sample(state.step)
+            model = whole_model(self.model)
+            self.dist.on_first(lambda: self._sample(model, state.step))
             if self.prepared.validation is None:
                 return None
             loader = row_loader(self.run, self.prepared, self.prepared.validation)
-            batches = loader.sequential(self.run.train.micro_batch_size, limit=self.run.eval.max_rows)
+            rows, limit = self.run.train.micro_batch_size, self.run.eval.max_rows
+            batches = loader.sequential(rows, limit=limit, rank=self.dist.rank, world=self.dist.world)
             with self.autocast():
-                return measure(self.model, batches, self.bytes_per_id, name=self.prepared.validation_source)
+                mine = measure(model, batches, self.bytes_per_id, name=self.prepared.validation_source)
+        return join(Score.from_json(part) for part in self.dist.gather(mine.to_json()))
 
     @contextmanager
     def _published(self) -> Iterator[Mapping[str, Tensor]]:
@@ -127,11 +136,11 @@ class RunHooks:
         with self.mean.applied() as trained:
             yield trained
 
-    def _sample(self, step: int) -> None:
+    def _sample(self, model: CyberSLM, step: int) -> None:
         prompts = self.run.eval.sample_prompts
         if not prompts:
             return
-        engine = Engine(self.model, self.prepared.tokenizer)
+        engine = Engine(model, self.prepared.tokenizer)
         for completion in engine.generate(prompts, sampling(self.run)):
             sample = {"type": "sample", "step": step, "prompt": completion.prompt, "text": completion.text}
             for place in (self.samples, *self.trackers):
@@ -152,18 +161,20 @@ class RunHooks:
         if self.mean is not None:
             fields["ema_decay"] = self.run.train.ema_decay
         self.interrupts.wants_save = False
+        with self._published() as trained:
+            tensors = whole_tensors({**optimizer_tensors(self.optimizer, self.model), **trained}, self.dist)
+            model, training = whole_model(self.model), TrainingFiles(tensors, state.to_json())
+            self.dist.on_first(lambda: self._write(model, fields, training, state.step))
+
+    def _write(self, model: CyberSLM, fields: dict[str, object], training: TrainingFiles, step: int) -> None:
         for place in (self.metrics, self.samples, *self.trackers):
             place.sync()
-        target = step_folder(self.checkpoints, state.step)
-        with self._published() as trained:
-            tensors = {**optimizer_tensors(self.optimizer, self.model), **trained}
-            save_model(target, self.model, self.prepared.tokenizer, fields, TrainingFiles(tensors, state.to_json()))
+        target = step_folder(self.checkpoints, step)
+        save_model(target, model, self.prepared.tokenizer, fields, training)
         returns = self.run.train.on_spike == "rollback"
-        scheduled = state.step // self.run.checkpoint.interval * self.run.checkpoint.interval
-        rotate(
-            self.checkpoints, self.run.checkpoint.keep_last, current=state.step, keep=(scheduled,) if returns else ()
-        )
-        self.screen.line(f"step {state.step}/{self.meter.total_steps or '?'} | saved {target}")
+        scheduled = step // self.run.checkpoint.interval * self.run.checkpoint.interval
+        rotate(self.checkpoints, self.run.checkpoint.keep_last, current=step, keep=(scheduled,) if returns else ())
+        self.screen.line(f"step {step}/{self.meter.total_steps or '?'} | saved {target}")
         self._plot()
 
     def load_training(self, tensors: Mapping[str, Tensor]) -> None:
@@ -173,11 +184,11 @@ class RunHooks:
             self.mean.load(trained)
             tensors = {name: tensor for name, tensor in tensors.items() if name not in trained}
         load_optimizer_tensors(self.optimizer, self.model, tensors)
+        cut_state(self.optimizer)
 
-    @torch.no_grad()
     def go_back(self, step: int) -> TrainState:
         if step == 0:
-            self.model.init_weights(self.run.seed)
+            fill(self.model, CyberSLM(self.run.model, seed=self.run.seed).state_dict())
             self.optimizer.state.clear()
             if self.mean is not None:
                 self.mean.reset()
@@ -185,16 +196,19 @@ class RunHooks:
         else:
             folder = step_folder(self.checkpoints, step)
             found, training = load_model(folder, device=self.model.device), load_training(folder)
-            self.model.load_state_dict(found.model.state_dict())
+            fill(self.model, found.model.state_dict())
             self.load_training(training.tensors)
             state = TrainState.from_json(dict(training.state))
+        self.dist.on_first(lambda: self._forget_after(step))
+        return state
+
+    def _forget_after(self, step: int) -> None:
         self.metrics.go_back(step)
         self.samples.go_back(step)
         for tracker in self.trackers:
             tracker.close()
         self.trackers = open_trackers(self.run.logging.trackers, self.run.folder, step=step)
         remove_after(self.checkpoints, step)
-        return state
 
     def _plot(self) -> None:
         if self.run.logging.plots and can_plot():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from collections.abc import Callable, Iterator
@@ -39,8 +40,11 @@ def on_this_machine(run: TrainRun) -> tuple[TrainRun, torch.device]:
 
 @contextmanager
 def cpu_threads(count: int) -> Iterator[None]:
-    """Compute with ``count`` threads (0 = as it is), then with as many as before."""
+    """Compute with ``count`` threads (0 = as it is, or this process's share of torchrun's), then as before."""
     before = torch.get_num_threads()
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if not count and processes > 1:  # torchrun gives each process one thread
+        count = max(1, len(os.sched_getaffinity(0)) // processes)
     if count:
         torch.set_num_threads(count)
     try:

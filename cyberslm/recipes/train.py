@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,25 +28,27 @@ from cyberslm.checkpoint.folder import (
     save_model,
     verify_model,
 )
-from cyberslm.checkpoint.steps import Step, list_steps, newest, ranked
+from cyberslm.checkpoint.steps import Step, list_steps, newest, ranked, step_folder
 from cyberslm.config import Loaded
 from cyberslm.data.loader import RowLoader
-from cyberslm.data.prepare import Prepared
+from cyberslm.data.prepare import Prepared, open_prepared
 from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.model.model import CyberSLM
 from cyberslm.recipes.config import TrainRun
-from cyberslm.recipes.data import Say, describe, describe_rows, ensure_prepared, fit_model
+from cyberslm.recipes.data import Say, describe, describe_rows, ensure_prepared, fit_model, row_loader
 from cyberslm.recipes.estimate import Estimate, estimate, figures, lines, refuse_too_large, share_of_limit
 from cyberslm.recipes.folder import refuse_other_run, require_space, write_run_files
-from cyberslm.recipes.hooks import RunHooks, check_samples
+from cyberslm.recipes.hooks import Process, RunHooks, check_samples
 from cyberslm.recipes.interrupts import Interrupts
-from cyberslm.recipes.machine import cpu_threads, on_this_machine
+from cyberslm.recipes.machine import autocast, cpu_threads, on_this_machine
 from cyberslm.training.compiled import compile_and_try, is_worth_compiling
 from cyberslm.training.config import NO_LIMIT
+from cyberslm.training.distributed import Dist, joined
 from cyberslm.training.elsewhere import require_trackers
-from cyberslm.training.loss import next_token_loss
+from cyberslm.training.loss import Loss, next_token_loss
 from cyberslm.training.optim import group_sizes
 from cyberslm.training.plots import can_plot
+from cyberslm.training.sharing import recompute_blocks, share
 from cyberslm.training.state import TrainState
 from cyberslm.training.trackers import Record, Screen, short
 from cyberslm.training.trainer import Plan, train
@@ -69,48 +72,77 @@ def run_training(loaded: Loaded[TrainRun], *, stop_at: int | None = None, quiet:
         raise ConfigError(f"--stop-at must be from 1 to train.max_steps {run.train.max_steps}, not {stop_at}")
     require_trackers(run.logging.trackers)
     run, device = on_this_machine(run)
-    loaded = replace(loaded, value=run)
-    files.make_folder(run.folder / "checkpoints")
     interrupts = Interrupts()
-    with files.lock(run.folder), cpu_threads(run.threads), interrupts.saving():
-        files.sweep(run.folder)
-        files.sweep(run.folder / "checkpoints")
-        other_length = refuse_other_run(run)
-        screen = Screen(run.folder / "train.log", quiet=quiet)
-        try:
-            if other_length is not None:
-                screen.line(other_length)
-            return _train(loaded, device, screen, interrupts, stop_at)
-        finally:
-            screen.close()
+    with interrupts.saving(), joined(run.distributed, device) as dist, cpu_threads(run.threads):
+        run = replace(run, precision=dist.told(run.precision))
+        _require_rows(run, dist)
+        with _own_folder(run, dist, quiet=quiet) as screen:
+            return _train(replace(loaded, value=run), Process(dist, screen, interrupts), stop_at)
 
 
-def _train(
-    loaded: Loaded[TrainRun], device: torch.device, screen: Screen, interrupts: Interrupts, stop_at: int | None
-) -> Outcome:
-    run = loaded.value
-    step = newest(run.folder / "checkpoints", screen.line)
-    done = _finished(run, step)
+def _require_rows(run: TrainRun, dist: Dist) -> None:
+    """Refuse a step, or a stage of the ramp, with fewer rows than processes."""
+    stages = {f"train.batch_ramp: a stage of {rows} rows": rows for _, rows in run.train.batch_ramp}
+    stages[f"train.global_batch_size {run.train.global_batch_size}"] = run.train.global_batch_size
+    for name, rows in stages.items():
+        if rows < dist.world:
+            raise ConfigError(
+                f"{name} must be at least the number of processes, {dist.world}, each of which trains on a row or more"
+            )
+
+
+@contextmanager
+def _own_folder(run: TrainRun, dist: Dist, *, quiet: bool) -> Iterator[Screen]:
+    """Hold the run's folder and open its log: the first rank does, for all."""
+    with ExitStack() as held:
+
+        def hold() -> str | None:
+            files.make_folder(run.folder / "checkpoints")
+            held.enter_context(files.lock(run.folder))
+            files.sweep(run.folder)
+            files.sweep(run.folder / "checkpoints")
+            return refuse_other_run(run)
+
+        other_length = dist.on_first(hold)
+        screen = Screen(run.folder / "train.log" if dist.first else None, quiet=quiet or not dist.first)
+        held.callback(screen.close)
+        if other_length is not None:
+            screen.line(other_length)
+        yield screen
+
+
+def _train(loaded: Loaded[TrainRun], process: Process, stop_at: int | None) -> Outcome:
+    run, dist, screen = loaded.value, process.dist, process.screen
+    step, done = _standing(run, dist, screen.line)
     if done is not None:
         screen.line(f"this run is finished: {run.folder / 'final'} (step {done.step})")
         return Outcome(done, run.folder / "final", None)
-    prepared = ensure_prepared(run, screen.line)
+    prepared = dist.on_first(lambda: ensure_prepared(run, screen.line)) or open_prepared(run.prepared)
     run = replace(run, model=fit_model(run.model, prepared.tokenizer, given=loaded.given))
     check_samples(run, prepared.tokenizer)
     _check_patience(run, prepared)
-    require_space(run)
-    write_run_files(loaded, run)
-    refuse_too_large(run, device)
-    found = estimate(run, prepared, device, probe=step is None)
-    model, state, training = _start(run, step, device, screen.line)
-    this = RunHooks(run, model, prepared, state, screen, interrupts)
+    dist.on_first(lambda: _claim(loaded, run))
+    refuse_too_large(run, dist)
+    found = estimate(run, prepared, dist, probe=step is None)
+    model, state, training = _start(run, step, dist.device, screen.line)
+    loss: Loss = partial(next_token_loss, z_loss=run.train.z_loss)
+    if run.train.activation_checkpointing:
+        recompute_blocks(model)
+    compile_if_asked(run, model, loss, row_loader(run, prepared, prepared.train), process)
+    loss, holding = share(model, loss, dist, precision=run.precision)
+    this = RunHooks(run, model, prepared, state, process)
     if found.limit is not None:
         this.share_per_rate = share_of_limit(run, found.limit)
     if training is not None:
         this.load_training(training.tensors)
     if state.step == 0:
         this.publish(_run_record(run, this.loader, prepared, found))
-    for line in (*describe(prepared), *header(run, this.loader, device), *lines(run, found)):
+    for line in (
+        *describe(prepared),
+        *header(run, this.loader, dist.device),
+        *processes(run, dist),
+        *lines(run, found),
+    ):
         screen.line(line)
     plan = Plan(
         config=run.train,
@@ -120,18 +152,43 @@ def _train(
         validate_every=run.eval.interval,
         save_every=run.checkpoint.interval,
         autocast=this.autocast,
-        loss=partial(next_token_loss, z_loss=run.train.z_loss),
+        loss=loss,
         mean=this.mean,
+        dist=dist,
+        holding=holding,
     )
-    compile_if_asked(run, model, plan, this.loader, screen.line)
     screen.start_bar(total=state.total_steps(run.train), done=state.step, unit="step")
     try:
-        with interrupts.stopping():
+        with process.interrupts.stopping():
             state = train(plan, model, this.optimizer, this.loader, state, this)
     finally:
         screen.stop_bar()
         this.close()
-    return _finish(run, state, interrupts.number, prepared, screen)
+    number = int(max(dist.each(process.interrupts.number or 0)[0])) or None
+    if not state.is_over(run.train):
+        total = state.total_steps(run.train) or "?"
+        screen.line(f"stopped at step {state.step} of {total}; the same command goes on from there")
+        return Outcome(state, None, number)
+    dist.on_first(lambda: _finish(run, state, prepared, screen))
+    return Outcome(state, run.folder / "final", number)
+
+
+def _standing(run: TrainRun, dist: Dist, say: Say) -> tuple[Step | None, TrainState | None]:
+    """The checkpoint to go on from, as the first rank sees it, and the run's state if it is finished."""
+
+    def look() -> tuple[int | None, dict | None]:
+        step = newest(run.folder / "checkpoints", say)
+        done = _finished(run, step)
+        return None if step is None else step.step, None if done is None else done.to_json()
+
+    number, done = dist.told(dist.on_first(look))
+    step = None if number is None else Step(number, step_folder(run.folder / "checkpoints", number), None)
+    return step, None if done is None else TrainState.from_json(done)
+
+
+def _claim(loaded: Loaded[TrainRun], run: TrainRun) -> None:
+    require_space(run)
+    write_run_files(loaded, run)
 
 
 def _check_patience(run: TrainRun, prepared: Prepared) -> None:
@@ -156,23 +213,29 @@ def _start(
     return found.model, state, training
 
 
-def compile_if_asked(run: TrainRun, model: CyberSLM, plan: Plan, loader: RowLoader, say: Say) -> None:
-    """Compile where the setting or the length of the run asks for it; one warning where it can't be done."""
+def compile_if_asked(run: TrainRun, model: CyberSLM, loss: Loss, loader: RowLoader, process: Process) -> None:
+    """Compile where the setting or the length of the run asks for it; one warning where it can't be done.
+
+    Before ranks share the model: each tries by itself, and all go without if one has to.
+    """
+    dist, say = process.dist, process.screen.line
     if run.compile is False or (run.compile == "auto" and not is_worth_compiling(run.model, run.train)):
         return
+    if dist.strategy == "fsdp":
+        say("warning: not compiled: distributed.strategy fsdp gathers weights in between, which no graph can hold")
+        return
     started = time.perf_counter()
-    rows = loader.batch(0).rows(0, run.train.micro_batch_size)
-    if (reason := compile_and_try(model, plan.loss, rows, plan.autocast)) is not None:
+    rows = loader.batch(0, rank=dist.rank, world=dist.world).rows(0, run.train.micro_batch_size)
+    reasons = dist.gather(compile_and_try(model, loss, rows, autocast(run.precision, dist.device)))
+    if (reason := next(filter(None, reasons), None)) is not None:
+        model.compile_blocks(on=False)
         say(f"warning: not compiled, the run goes on without (compile: false leaves this out): {reason}")
     else:
         say(f"compiled: {time.perf_counter() - started:.0f} s")
 
 
-def _finish(run: TrainRun, state: TrainState, number: int | None, prepared: Prepared, screen: Screen) -> Outcome:
-    if not state.is_over(run.train):
-        total = state.total_steps(run.train) or "?"
-        screen.line(f"stopped at step {state.step} of {total}; the same command goes on from there")
-        return Outcome(state, None, number)
+def _finish(run: TrainRun, state: TrainState, prepared: Prepared, screen: Screen) -> None:
+    """Publish ``final/`` and say so."""
     chosen, found = _choose(run, screen.line)
     kept = {
         key: found.manifest[key]
@@ -199,7 +262,6 @@ def _finish(run: TrainRun, state: TrainState, number: int | None, prepared: Prep
         missing = "" if can_plot() else " (not drawn: pip install 'cyberslm[plots]')"
         screen.line(f"curve: {run.folder / 'plots' / 'loss.png'}{missing}")
     screen.line(f"next:  cyberslm generate {final} --prompt 'TEXT'")
-    return Outcome(state, final, number)
 
 
 def _run_record(run: TrainRun, loader: RowLoader, prepared: Prepared, found: Estimate) -> Record:
@@ -241,6 +303,15 @@ def header(run: TrainRun, loader: RowLoader, device: torch.device) -> list[str]:
         f"device: {device}, {run.precision}, {torch.get_num_threads()} threads, seed {run.seed}",
         f"folder: {run.folder}",
     ]
+
+
+def processes(run: TrainRun, dist: Dist) -> list[str]:
+    """How several processes share the work."""
+    if dist.backend is None:
+        return []
+    least, rest = divmod(run.train.global_batch_size, dist.world)
+    rows = f"{least} to {least + 1}" if rest else f"{least}"
+    return [f"processes: {dist.world} ({dist.strategy}, {dist.backend}), each {rows} rows of a step"]
 
 
 def _steps_line(run: TrainRun, loader: RowLoader) -> str:

@@ -29,8 +29,11 @@ class TrainConfig:
     micro_batch_size: int = 8
     """Rows in one forward and backward pass; lower it when memory is short: it changes rounding and dropout's draws."""
 
+    activation_checkpointing: bool = False
+    """Keep only each block's input for the backward pass and compute the rest again: less memory, a third slower."""
+
     global_batch_size: int = 8
-    """Rows in one optimizer step; above micro_batch_size, gradients are accumulated."""
+    """Rows in one optimizer step, over all processes; above micro_batch_size, gradients are accumulated."""
 
     batch_ramp: tuple[tuple[int, int], ...] = ()
     """Stages before global_batch_size as [steps, rows]: [[100, 2], [200, 4]] = 100 steps of 2 rows, then 200 of 4."""

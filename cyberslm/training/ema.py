@@ -1,8 +1,8 @@
 """A running mean of the weights, which is often better than the last weights while the rate is high.
 
 After update n the mean moves by 1 - min(decay, (1 + n) / (10 + n)): at first it follows the weights closely, so that it
-isn't held back by the initial ones. It is kept in fp32. `applied` puts it into the model for validation, samples and
-checkpoints, and the trained weights back afterwards, bit for bit.
+isn't held back by the initial ones. It is kept in fp32, and cut up over ranks as the weights are. `applied` puts it
+into the model for validation, samples and checkpoints, and the trained weights back afterwards, bit for bit.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cyberslm.errors import IntegrityError
+from cyberslm.training.shards import cut_like, own_part
 
 TRAINED = "trained"
 """Kind of the trained weights among a checkpoint's training tensors, whose model file holds the mean."""
@@ -36,7 +37,7 @@ class WeightMean:
         """Take in the weights after update number ``updates``, counted from 1."""
         decay = min(self._decay, (1 + updates) / (10 + updates))
         for name, parameter in self._parameters.items():
-            self._mean[name].lerp_(parameter, 1 - decay)
+            own_part(self._mean[name]).lerp_(own_part(parameter), 1 - decay)
 
     @contextmanager
     def applied(self) -> Iterator[Mapping[str, Tensor]]:
@@ -59,11 +60,12 @@ class WeightMean:
             if found is None or found.shape != parameter.shape or found.dtype != torch.float32:
                 wrong = "missing" if found is None else f"{found.dtype} {tuple(found.shape)}"
                 raise IntegrityError(f"{TRAINED}/{name} is {wrong}, not float32 {tuple(parameter.shape)}")
-            parameter.copy_(found)
+            own_part(parameter).copy_(own_part(cut_like(found.to(parameter.device), parameter)))
 
     @torch.no_grad()
     def _swap(self) -> None:
         for name, parameter in self._parameters.items():
-            trained = parameter.detach().clone()
-            parameter.copy_(self._mean[name])
-            self._mean[name].copy_(trained)
+            weight, mean = own_part(parameter), own_part(self._mean[name])
+            trained = weight.clone()
+            weight.copy_(mean)
+            mean.copy_(trained)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -74,6 +74,25 @@ class Score:
     def figures(self) -> dict[str, object]:
         """What a manifest keeps."""
         return {"loss": self.loss, "bits_per_byte": self.bits_per_byte}
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Score:
+        parts = {name: cls.from_json(part) for name, part in value["by_source"].items()}
+        return cls(**{**value, "by_source": parts})
+
+
+def join(scores: Iterable[Score]) -> Score:
+    """The score of all that the scores are of."""
+    each = list(scores)
+    names = dict.fromkeys(name for score in each for name in score.by_source)
+    parts = {name: join(score.by_source[name] for score in each if name in score.by_source) for name in names}
+    loss_sum, num_tokens, num_bytes = (
+        sum(getattr(score, name) for score in each) for name in ("loss_sum", "num_tokens", "num_bytes")
+    )
+    return Score(loss_sum, num_tokens, num_bytes, parts)
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """The largest memory of a training process, by formula, and which smaller settings would fit.
 
-    program + weights + optimizer + max(activations + loss + gradients so far, gradients)
+    program + weights + optimizer + max(activations + loss + gradients so far, gradients) + gathered
 
 Weights, gradients and the optimizer's state are known exactly, and kept activations too (`activation_bytes`). What
 can't be derived is measured, and stands in `MEASURED`: what Python, torch and its libraries take, and how much more the
@@ -8,6 +8,9 @@ C library holds than was asked for, as blocks of a step don't fall into the gaps
 the loss ends: a chunk of logits and the head's weights as they were used are there then, and gradients if an earlier
 micro-batch of the step has left some. ``scripts/benchmarks/memory.py`` shows formula and truth side by side, to
 be run again when the loss, the network or the allocator has changed.
+
+Where weights, gradients and moments are cut up over ranks, each holds its share, and whole ones of some parts while
+they are in use.
 """
 
 from __future__ import annotations
@@ -46,6 +49,7 @@ class Needed(NamedTuple):
     gradients: int
     activations: int
     loss: int
+    gathered: int = 0
 
     @property
     def total(self) -> int:
@@ -58,10 +62,14 @@ class Needed(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Sizes of a step: rows at a time, and whether there are several such micro-batches."""
+    """How a process makes a step: rows at a time, and whether there are several such micro-batches."""
 
     rows: int
     several: bool
+    recompute: bool = False
+    """Blocks keep their input alone and are computed again going backward."""
+    shards: int = 1
+    """Ranks that weights, gradients and moments are cut up over."""
 
 
 def needed(
@@ -76,11 +84,27 @@ def needed(
     weights = 4 * config.num_parameters
     head = config.vocab_size * config.hidden_dim
     sure = 4 * head + (cast_bytes(config) if bf16 else 0)
-    kept = activation_bytes(config, batch.rows, length, bf16=bf16) - sure
+    kept = kept_bytes(config, batch.rows, length, bf16=bf16, recompute=batch.recompute) - sure
     activations = sure + int(kept * (measured.several if batch.several else measured.one))
     loss = (2 if bf16 else 4) * (min(CHUNK, batch.rows * length * config.vocab_size) + head)
+    weights, optimizer = (-(-size // batch.shards) for size in (weights, optimizer))
     gradients = weights if batch.several else max(0, weights - activations - loss)
-    return Needed(measured.program, weights, optimizer, gradients, activations, loss)
+    gathered = gathered_bytes(config) if batch.shards > 1 else 0
+    return Needed(measured.program, weights, optimizer, gradients, activations, loss, gathered)
+
+
+def kept_bytes(config: CyberSLMConfig, rows: int, tokens: int, *, bf16: bool = False, recompute: bool = False) -> int:
+    """`activation_bytes`, also where blocks are computed again: then one block's and the inputs of all."""
+    if not recompute:
+        return activation_bytes(config, rows, tokens, bf16=bf16)
+    one = activation_bytes(replace(config, num_layers=1), rows, tokens, bf16=bf16)
+    casts = cast_bytes(config) - cast_bytes(replace(config, num_layers=1)) if bf16 else 0
+    return one + casts + config.num_layers * 4 * rows * tokens * config.hidden_dim
+
+
+def gathered_bytes(config: CyberSLMConfig) -> int:
+    """Whole fp32 weights and gradients that a rank of many has at once at most: the last unit's, and two blocks'."""
+    return 2 * 4 * replace(config, num_layers=min(2, config.num_layers)).num_parameters
 
 
 class Fitting(NamedTuple):
@@ -99,7 +123,7 @@ def fitting(
     None where one row of 16 tokens is too much: only a smaller model would fit.
     """
     for rows, tokens in _smaller(batch.rows, config.max_seq_len):
-        sizes = Batch(rows, batch.several or rows < batch.rows)
+        sizes = batch._replace(rows=rows, several=batch.several or rows < batch.rows)
         shape = replace(config, max_seq_len=tokens)
         total = needed(shape, sizes, optimizer=optimizer, bf16=bf16, device=device).total
         if total <= available:

@@ -6,6 +6,9 @@ AdamW's, so that AdamW's rate and decay carry over (Liu et al. 2025, https://arx
 
 `torch.optim.Muon` iterates in bf16 always. On a processor without bf16 products that took 25 to 60 times as long as
 fp32 (and half as long on one that has them), so here the caller says in which type; in bf16 the bits are torch's.
+
+The iteration needs whole matrices. Where they are cut up over ranks, each rank gathers one matrix after the other, does
+the same work on it, and keeps its own part of the step.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+from cyberslm.training.shards import cut_like, own_part, whole
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
@@ -55,10 +60,12 @@ class Muon(torch.optim.Optimizer):
         state = self.state[parameter]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
-        mean = state["momentum_buffer"].lerp_(gradient, 1 - self._momentum)
-        update = orthogonal(gradient.lerp(mean, self._momentum), self._products)
-        parameter.mul_(1 - lr * decay)
-        parameter.add_(update, alpha=-lr * step_size(parameter.shape, self._adjustment))
+        mean = own_part(state["momentum_buffer"]).lerp_(own_part(gradient), 1 - self._momentum)
+        direction = torch.empty_like(gradient)
+        own_part(direction).copy_(own_part(gradient).lerp(mean, self._momentum))
+        update = cut_like(orthogonal(whole(direction), self._products), parameter)
+        weight = own_part(parameter).mul_(1 - lr * decay)
+        weight.add_(own_part(update), alpha=-lr * step_size(parameter.shape, self._adjustment))
 
     def _groups(self, *, muon: bool) -> list[dict[str, Any]]:
         return [group for group in self.param_groups if group.get("muon", False) is muon]

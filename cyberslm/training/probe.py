@@ -31,11 +31,11 @@ class Speed(NamedTuple):
     update_seconds: float
     tokens: float
 
-    def step_seconds(self, rows: int) -> float:
+    def step_seconds(self, rows: float) -> float:
         """Seconds of an optimizer step of ``rows`` rows."""
         return self.pass_seconds * rows / self.rows + self.update_seconds
 
-    def tokens_per_second(self, rows: int) -> float:
+    def tokens_per_second(self, rows: float) -> float:
         return self.tokens * rows / self.rows / self.step_seconds(rows)
 
 
@@ -73,8 +73,8 @@ class _FirstRows:
     loader: RowLoader
     rows: int
 
-    def batch(self, step: int, *, passed: int) -> Batch:
-        return self.loader.batch(step, passed=passed).rows(0, self.rows)
+    def batch(self, step: int, *, rank: int, world: int, passed: int) -> Batch:
+        return self.loader.batch(step, rank=rank, world=world, passed=passed).rows(0, self.rows)
 
 
 @dataclass

@@ -25,18 +25,25 @@ Record = Mapping[str, object]
 
 
 class MetricsFile:
-    """Append-only JSON lines. Opening it for a run that resumes at ``step`` drops what came after that step."""
+    """Append-only JSON lines. Opening it for a run that resumes at ``step`` drops what came after that step.
 
-    def __init__(self, path: Path, *, step: int = 0) -> None:
+    Without a path nothing is written: only one process of a run keeps its log.
+    """
+
+    def __init__(self, path: Path | None, *, step: int = 0) -> None:
         self._path = path
-        self._open([line for record, line in _lines(path) if _step(record) <= step] if step else [])
+        self._file: IO[str] | None = None
+        self._open([line for record, line in _lines(path) if _step(record) <= step] if step and path else [])
 
     def go_back(self, step: int) -> None:
         """Drop what came after ``step``, but for the records of earlier rollbacks."""
-        self.close()
-        self._open([line for record, line in _lines(self._path) if _step(record) <= step or _is_rollback(record)])
+        if self._path is not None:
+            self.close()
+            self._open([line for record, line in _lines(self._path) if _step(record) <= step or _is_rollback(record)])
 
     def _open(self, kept: list[str]) -> None:
+        if self._path is None:
+            return
         try:
             write_text(self._path, "".join(kept))
             self._file = self._path.open("a", encoding="utf-8")
@@ -44,6 +51,8 @@ class MetricsFile:
             raise StorageError(f"{self._path} can't be written: {error.strerror}") from error
 
     def write(self, record: Record) -> None:
+        if self._file is None:
+            return
         try:
             self._file.write(json.dumps(_finite(record)) + "\n")
             self._file.flush()
@@ -52,14 +61,17 @@ class MetricsFile:
 
     def sync(self) -> None:
         """Wait until what was written is on the disk, so that the log is never behind a checkpoint."""
+        if self._file is None:
+            return
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
             raise StorageError(f"{self._path} can't be written: {error.strerror}") from error
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._file.close()
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
 
 
 def read_metrics(path: Path) -> list[dict]:

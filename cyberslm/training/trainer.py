@@ -6,14 +6,18 @@ Exactness: step ``n`` trains on rows that are a function of (seed, n) alone, its
 are summed over trained tokens and divided once per optimizer step.
 
 A step is judged by its loss and gradient before its update: what is wrong with it reaches no weight, moment or mean.
+
+On several ranks each makes its part of a step. Whatever decides (losses, the norm, the clock, what the hooks want) is
+exchanged first, so that all decide alike and each rank's `TrainState` is the same.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -24,11 +28,13 @@ from cyberslm.errors import TrainingError
 from cyberslm.model.model import CyberSLM
 from cyberslm.training.budget import Budget
 from cyberslm.training.config import TrainConfig
+from cyberslm.training.distributed import Dist
 from cyberslm.training.ema import WeightMean
 from cyberslm.training.faults import Measured, Verdict, improved, judge, stop_if_hopeless
 from cyberslm.training.loss import Loss, Score, next_token_loss
 from cyberslm.training.optim import set_rates
 from cyberslm.training.schedule import SchedulerConfig, share_of_peak
+from cyberslm.training.shards import whole
 from cyberslm.training.state import TrainState
 from cyberslm.training.trackers import Record
 
@@ -62,6 +68,9 @@ class Plan:
     mean: WeightMean | None = None
     """The running mean of the weights, moved after every update."""
     clock: Callable[[], float] = time.perf_counter
+    dist: Dist = field(default_factory=Dist)
+    holding: Callable[[], AbstractContextManager] = nullcontext
+    """Context of all micro-batches but the last: ranks exchange gradients once a step."""
 
 
 def train(
@@ -74,7 +83,12 @@ def train(
     """
     model.train()
     pauses = plan.validate_every, plan.save_every
-    budget = Budget(plan.config, warmup_steps=plan.schedule.warmup_steps, pauses=pauses, clock=plan.clock)
+    budget = Budget(
+        plan.config,
+        warmup_steps=plan.schedule.warmup_steps,
+        pauses=pauses,
+        clock=lambda: plan.dist.each(plan.clock())[0][0],  # the first rank's counts for all
+    )
     with _own_random_state():
         stopping = False
         while state.step < plan.until and not state.is_over(plan.config) and not stopping:
@@ -93,9 +107,8 @@ def _after_step(plan: Plan, state: TrainState, hooks: Hooks) -> bool:
     """Validate and save where the step's number, the run's end or the hooks ask for it; whether to stop now."""
     scheduled = state.step % plan.save_every == 0 or state.is_over(plan.config)
     score = _validate(plan, state, hooks) if scheduled or state.step % plan.validate_every == 0 else None
-    stopping = hooks.should_stop()
-    asked = stopping or hooks.should_save()
-    if asked or scheduled or state.is_over(plan.config) or state.step in (plan.until, state.best_step):
+    stopping, saving = (any(asked) for asked in plan.dist.each(hooks.should_stop(), hooks.should_save()))
+    if stopping or saving or scheduled or state.is_over(plan.config) or state.step in (plan.until, state.best_step):
         hooks.save(state, score)
     return stopping
 
@@ -107,12 +120,15 @@ def _train_step(
     started = time.perf_counter()
     step = state.step + 1
     rates = set_rates(optimizer, share_of_peak(step, plan.schedule, state.plan(plan.config)))
-    torch.manual_seed(_step_seed(plan.seed, step))
-    batch = loader.batch(step - 1, passed=state.passed_rows)
-    num_tokens = int((batch.targets != IGNORE).sum())
-    loss_sum = _accumulate(plan, model, batch, num_tokens)
-    norm = _clip(model, plan.config.grad_clip)
-    measured = Measured(loss_sum / max(1, num_tokens), norm, num_tokens)
+    dist = plan.dist
+    torch.manual_seed(_step_seed(plan.seed, step, dist.rank))
+    batch = loader.batch(step - 1, rank=dist.rank, world=dist.world, passed=state.passed_rows)
+    tokens, rows = dist.each(int((batch.targets != IGNORE).sum()), batch.targets.shape[0])
+    num_tokens = int(sum(tokens))
+    passes = math.ceil(max(rows) / plan.config.micro_batch_size)
+    mine = _accumulate(plan, model, _micro_batches(plan, batch, passes), num_tokens)
+    losses, (norm, *_) = dist.each(mine, _clip(model, plan.config.grad_clip))
+    measured = Measured(math.fsum(losses) / max(1, num_tokens), norm, num_tokens)
     verdict, usual = judge(measured, state, plan.config)
     if verdict == "train":
         optimizer.step()
@@ -172,14 +188,26 @@ def _go_back(plan: Plan, loader: RowLoader, state: TrainState, hooks: Hooks) -> 
     return back
 
 
-def _accumulate(plan: Plan, model: CyberSLM, batch: Batch, num_tokens: int) -> float:
-    """Add up gradients of the mean loss over all trained tokens of the step; return the summed loss."""
+def _micro_batches(plan: Plan, batch: Batch, count: int) -> list[Batch]:
+    """``count`` parts of this rank's rows: as many as the rank with the most rows needs, since all make each pass.
+
+    Past its own rows a rank takes one that it learns nothing from.
+    """
+    size = plan.config.micro_batch_size
+    nothing = batch.rows(0, 1)._replace(targets=torch.full_like(batch.targets[:1], IGNORE))
+    parts = [batch.rows(first, first + size) for first in range(0, batch.targets.shape[0], size)]
+    return parts + [nothing] * (count - len(parts))
+
+
+def _accumulate(plan: Plan, model: CyberSLM, parts: list[Batch], num_tokens: int) -> float:
+    """Add up gradients of the mean loss over all ranks' trained tokens; return this rank's summed loss."""
     total = torch.zeros((), dtype=torch.float64, device=model.device)
-    for first in range(0, batch.input_ids.shape[0], plan.config.micro_batch_size):
-        part = batch.rows(first, first + plan.config.micro_batch_size).to(model.device)
-        with plan.autocast():
-            output = plan.loss(model, part)
-        (output.objective / max(1, num_tokens)).backward()
+    divisor = max(1, num_tokens) / plan.dist.world  # ranks take the mean of their gradients
+    for index, part in enumerate(parts, 1):
+        with plan.holding() if index < len(parts) else nullcontext():
+            with plan.autocast():
+                output = plan.loss(model, part.to(model.device))
+            (output.objective / divisor).backward()
         total += output.loss_sum.detach()
     return total.item()
 
@@ -187,7 +215,7 @@ def _accumulate(plan: Plan, model: CyberSLM, batch: Batch, num_tokens: int) -> f
 def _clip(model: nn.Module, limit: float) -> float:
     """Scale gradients down to the norm ``limit``; return the norm they had."""
     gradients: list[Tensor] = [p.grad for p in model.parameters() if p.grad is not None]
-    norm = nn.utils.get_total_norm(gradients)
+    norm = whole(nn.utils.get_total_norm(gradients))
     if limit > 0 and torch.isfinite(norm):
         nn.utils.clip_grads_with_norm_(model.parameters(), limit, norm)
     return norm.item()
@@ -215,9 +243,9 @@ def _validate(plan: Plan, state: TrainState, hooks: Hooks) -> Score | None:
     return score
 
 
-def _step_seed(seed: int, step: int) -> int:
-    """A different stream of random numbers for every step, whatever happened before it."""
-    return (seed * 1_000_003 + step) % (1 << 63)
+def _step_seed(seed: int, step: int, rank: int) -> int:
+    """A different stream of random numbers for every step and rank, whatever happened before it."""
+    return (seed * 1_000_003 + step + (rank << 48)) % (1 << 63)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from cyberslm.recipes.check import check
 from cyberslm.recipes.config import TrainRun, load_run
 from cyberslm.recipes.estimate import _rows_to_try, _validations, needed_memory
 from cyberslm.recipes.train import run_training
+from cyberslm.training.distributed import Dist
 from cyberslm.training.memory import Needed
 from cyberslm.training.trackers import read_metrics
 
@@ -56,7 +57,7 @@ def test_header_records_and_lines_of_a_run_have_the_estimate(make_run: MakeRun) 
     first, *others = read_metrics(path.parent / "run" / "metrics.jsonl")
     assert first["limit_flops_per_second"] > 0
     assert first["estimated_tokens_per_second"] > 0
-    assert first["estimated_memory"] == needed_memory(load_run(path).value).total
+    assert first["estimated_memory"] == needed_memory(load_run(path).value, Dist()).total
     for record in (r for r in others if r["type"] == "train"):
         rate = record["tokens_per_second"] * first["flops_per_token"] / first["limit_flops_per_second"]
         assert record["share_of_limit"] == pytest.approx(rate)
@@ -85,7 +86,7 @@ def test_what_will_not_fit_is_a_warning_with_sizes_that_would(
 ) -> None:
     changes = {"device": "cpu", "model.max_seq_len": 512, "train.micro_batch_size": 32, "train.global_batch_size": 32}
     run = load_run(make_run(changes | {"train.max_steps": 5, "logging.probe": True}))
-    need = needed_memory(run.value)
+    need = needed_memory(run.value, Dist())
     room(monkeypatch, 1 << 40, need.program + (need.total - need.program) // 3)
     (warning,) = [line for line in shown(run) if line.startswith("warning")]
     found = re.fullmatch(
@@ -96,7 +97,7 @@ def test_what_will_not_fit_is_a_warning_with_sizes_that_would(
     assert found
     assert float(found[4]) <= float(found[2]) < float(found[1])
     advised = load_run(make_run(changes), [found[3]])
-    assert needed_memory(advised.value).total / 2**30 == pytest.approx(float(found[4]), abs=0.006)
+    assert needed_memory(advised.value, Dist()).total / 2**30 == pytest.approx(float(found[4]), abs=0.006)
     room(monkeypatch, 1 << 40, need.program)
     assert "no batch is small enough: lower model.hidden_dim" in "\n".join(shown(run))
 
@@ -105,7 +106,7 @@ def test_run_whose_weights_alone_are_too_much_is_refused_before_anything_is_made
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = load_run(make_run({"device": "cpu"}))
-    certain = needed_memory(run.value).certain
+    certain = needed_memory(run.value, Dist()).certain
     room(monkeypatch, certain - 1, certain - 1)
     for attempt in (lambda: shown(run), lambda: run_training(run, quiet=True)):
         with pytest.raises(ConfigError, match=r"parameters with the optimizer's state need .* lower model.hidden_dim"):
@@ -141,7 +142,7 @@ def test_rows_tried_take_the_time_there_is(
     """In units of the limit at which a row takes two seconds at the share that is expected."""
     run = load_run(make_run()).value
     row = trained_flops_per_token(run.model) * run.model.max_seq_len
-    assert _rows_to_try(run, limit * row / (2 * estimate.POOR_SHARE)) == rows
+    assert _rows_to_try(run, run.train.micro_batch_size, limit * row / (2 * estimate.POOR_SHARE)) == rows
 
 
 @pytest.mark.parametrize(("steps", "every", "save"), [(20, 5, 5), (20, 6, 8), (21, 4, 10), (3, 5, 7)])

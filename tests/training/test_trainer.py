@@ -34,7 +34,7 @@ class Rows:
     def first_row(self, step: int) -> int:
         return step * len(self.trained)
 
-    def batch(self, step: int, *, passed: int = 0) -> Batch:
+    def batch(self, step: int, *, rank: int = 0, world: int = 1, passed: int = 0) -> Batch:
         step += passed // len(self.trained)
         ids = torch.randint(4, 40, (len(self.trained), 17), generator=torch.Generator().manual_seed(step))
         targets = ids[:, 1:].clone()
@@ -157,7 +157,7 @@ def test_micro_batch_without_a_trained_token_adds_nothing() -> None:
             whole = rows.batch(0)
             whole.input_ids[[0, 3]], whole.targets[[0, 3]] = batch.input_ids, batch.targets
             batch = whole
-        rows.batch = lambda step, passed=0, batch=batch: batch
+        rows.batch = lambda step, batch=batch, **place: batch
         go(model, Hooks(), rows=rows, micro_batch_size=1, max_steps=1)
         finals.append([p.detach().clone() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*finals, strict=True))
@@ -354,7 +354,7 @@ def test_rollback_goes_to_the_last_scheduled_checkpoint_and_passes_over_the_rows
     assert (state.spikes, state.rollbacks, state.passed_rows, state.step) == (2, 2, 68, 50)
 
     class Without(Rows):
-        def batch(self, step: int, *, passed: int = 0) -> Batch:
+        def batch(self, step: int, *, rank: int = 0, world: int = 1, passed: int = 0) -> Batch:
             return super().batch(step if step < 30 else step + 17)
 
     other, plain = CyberSLM(CONFIG, seed=1), Hooks()
@@ -410,7 +410,7 @@ class Slow(Rows):
         super().__init__()
         self.now = 0.0
 
-    def batch(self, step: int, *, passed: int = 0) -> Batch:
+    def batch(self, step: int, *, rank: int = 0, world: int = 1, passed: int = 0) -> Batch:
         self.now += 2.0
         return super().batch(step, passed=passed)
 
@@ -546,8 +546,8 @@ def test_answer_to_spikes_needs_a_factor_to_find_them() -> None:
 
 def test_training_lowers_the_loss_of_rows_seen_again() -> None:
     class Same(Rows):
-        def batch(self, step: int, *, passed: int = 0) -> Batch:
-            return super().batch(0)
+        def batch(self, step: int, *, rank: int = 0, world: int = 1, passed: int = 0) -> Batch:
+            return super().batch(0, rank=rank, world=world)
 
     hooks = Hooks()
     go(CyberSLM(CONFIG, seed=1), hooks, rows=Same(), max_steps=40)
