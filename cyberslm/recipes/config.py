@@ -111,7 +111,7 @@ class TrainRun:
 
     compile: Literal["auto", True, False] = "auto"
     """Fuse the work between matrix products by torch.compile, which needs a C++ compiler; auto = for runs of some ten
-    minutes or more."""
+    minutes or more, but not with fsdp."""
 
     threads: int = 0
     """CPU threads of a process; 0 = all cores, shared evenly by this machine's processes. Results are bit-identical
@@ -135,6 +135,8 @@ class TrainRun:
             raise ConfigError(f"seed must be from 0 to 2^62 - 1, not {self.seed}")
         if not 0 <= self.threads <= 4096:
             raise ConfigError(f"threads must be from 0 to 4096, not {self.threads}")
+        if self.compile is True and self.distributed.strategy == "fsdp":
+            raise ConfigError("compile: true doesn't go with distributed.strategy: fsdp; take ddp, or compile: auto")
         if self.scheduler.warmup_steps >= self.train.max_steps:
             raise ConfigError(
                 f"scheduler.warmup_steps {self.scheduler.warmup_steps} must be below train.max_steps"

@@ -219,10 +219,8 @@ def compile_if_asked(run: TrainRun, model: CyberSLM, loss: Loss, loader: RowLoad
     Before ranks share the model: each tries by itself, and all go without if one has to.
     """
     dist, say = process.dist, process.screen.line
-    if run.compile is False or (run.compile == "auto" and not is_worth_compiling(run.model, run.train)):
-        return
-    if dist.strategy == "fsdp":
-        say("warning: not compiled: distributed.strategy fsdp gathers weights in between, which no graph can hold")
+    wanted = is_worth_compiling(run.model, run.train) if run.compile == "auto" else run.compile
+    if not wanted or dist.strategy == "fsdp":
         return
     started = time.perf_counter()
     rows = loader.batch(0, rank=dist.rank, world=dist.world).rows(0, run.train.micro_batch_size)

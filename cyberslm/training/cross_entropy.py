@@ -75,7 +75,7 @@ class _Loss(torch.autograd.Function):
                 d_features[chunk] = logits @ cast
                 d_weight += logits.mT @ features[chunk]
         ctx.save_for_backward(d_features, d_weight)
-        objective, loss = (value.clone() for value in sums)
+        objective, loss = sums.unbind()
         ctx.mark_non_differentiable(loss)
         return objective, loss
 

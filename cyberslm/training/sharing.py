@@ -57,7 +57,7 @@ class _Pass(nn.Module):
         self.model, self.loss = model, loss
 
     def forward(self, batch: Batch) -> LossOutput:
-        return self.loss(self.model, batch)
+        return LossOutput._make(part.clone() for part in self.loss(self.model, batch))  # FSDP2 warns of views
 
 
 def share(model: CyberSLM, loss: Loss, dist: Dist, *, precision: str) -> Shared:

@@ -82,6 +82,19 @@ def test_checkpoints_go_from_any_number_of_processes_to_any_other(make_run: Make
     assert sum(tensor.numel() for tensor in weights.values()) == load_model(run / "final").model.config.num_parameters
 
 
+def test_compile_is_refused_with_fsdp(make_run: MakeRun) -> None:
+    with pytest.raises(ConfigError, match=r"compile: true doesn't go with distributed.strategy: fsdp"):
+        load_run(make_run(), ("compile=true", "distributed.strategy=fsdp"))
+
+
+@pytest.mark.slow
+def test_compiled_run_of_two_processes_is_that_of_one(make_run: MakeRun, trained: Path) -> None:
+    path = make_run()
+    run_in(2, path, "compile=true")
+    same_run(path.parent / "run", trained / "run")
+    assert "\ncompiled: " in (path.parent / "run" / "train.log").read_text()
+
+
 def happening(rank: int, step: int, event: Happening) -> None:
     """Have ``event`` happen on that rank once it has made that step."""
     record = RunHooks.record

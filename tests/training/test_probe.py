@@ -21,7 +21,7 @@ class Rows:
     def __init__(self) -> None:
         self.steps: list[int] = []
 
-    def batch(self, step: int, *, passed: int) -> Batch:
+    def batch(self, step: int, *, rank: int, world: int, passed: int) -> Batch:
         self.steps.append(step)
         ids = torch.randint(4, 40, (8, 16), generator=torch.Generator().manual_seed(step))
         targets = ids.clone()
