@@ -1,5 +1,5 @@
 """The ``cyberslm`` command."""
 
-from cyberslm.cli.main import run
+from cyberslm.cli.main import app, run
 
-__all__ = ["run"]
+__all__ = ["app", "run"]

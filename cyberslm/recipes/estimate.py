@@ -232,7 +232,7 @@ def _speed_lines(run: TrainRun, found: Estimate) -> Iterator[str]:
         f" {count(found.speed.rows, 'row')}{_each(found)})"
     )
     if found.busy > BUSY:
-        yield f"warning: other programs keep {found.busy:.1f} cores busy: what was measured holds as long as they do"
+        yield f"warning: other programs keep {found.busy:.1f} cores busy: the speed holds only as long as they do"
     if run.train.max_steps == NO_LIMIT:
         yield f"time: {run.train.max_time} (train.max_time)"
         return
