@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from cyberslm import files
 from cyberslm.checkpoint.steps import list_steps
+from cyberslm.data.loader import RowLoader
+from cyberslm.recipes import train as recipe
 from cyberslm.recipes.config import load_run
 from cyberslm.recipes.train import run_training
 from cyberslm.training.loss import Score
 from cyberslm.training.trackers import read_metrics
+from cyberslm.training.trainer import Plan
 
 TIMED = ("seconds", "tokens_per_second", "peak_memory")
 
@@ -39,3 +43,36 @@ def scripted_scores(monkeypatch: pytest.MonkeyPatch, *losses: float) -> None:
     """Validations at steps 5, 10, 15 and 20 give these losses."""
     left = list(losses)
     monkeypatch.setattr("cyberslm.recipes.hooks.measure", lambda *_, **__: Score(left.pop(0), 1, 1))
+
+
+def of_type(run: Path, kind: str) -> list[dict]:
+    return [record for record in read_metrics(run / "metrics.jsonl") if record["type"] == kind]
+
+
+def slow(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """A clock for the training loop that moves by ``seconds`` with each step's batch."""
+    batch, now = RowLoader.batch, [0.0]
+
+    def slowly(self: RowLoader, step: int, **place: int) -> object:
+        now[0] += seconds
+        return batch(self, step, **place)
+
+    monkeypatch.setattr(RowLoader, "batch", slowly)
+    monkeypatch.setattr("cyberslm.recipes.train.Plan", partial(Plan, clock=lambda: now[0]))
+
+
+def spikes_at(monkeypatch: pytest.MonkeyPatch, *data_steps: int) -> None:
+    """Multiply the loss of the rows that step ``n`` of the data has, whenever they come."""
+    real, batch = recipe.next_token_loss, RowLoader.batch
+    now: list[int] = [0]
+
+    def watched(self: RowLoader, step: int, **place: int) -> object:
+        now[0] = step + 1 + place.get("passed", 0) // self.batch_rows
+        return batch(self, step, **place)
+
+    def loss(*args: object, **kwargs: object) -> object:
+        output = real(*args, **kwargs)
+        return output._replace(loss_sum=output.loss_sum * 4) if now[0] in data_steps else output
+
+    monkeypatch.setattr(RowLoader, "batch", watched)
+    monkeypatch.setattr(recipe, "next_token_loss", loss)

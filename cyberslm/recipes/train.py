@@ -29,7 +29,7 @@ from cyberslm.checkpoint.folder import (
     verify_model,
 )
 from cyberslm.checkpoint.steps import Step, list_steps, newest, ranked, step_folder
-from cyberslm.config import Loaded
+from cyberslm.config import Loaded, dump
 from cyberslm.data.loader import RowLoader
 from cyberslm.data.prepare import Prepared, open_prepared
 from cyberslm.errors import ConfigError, IntegrityError
@@ -75,13 +75,20 @@ def run_training(loaded: Loaded[TrainRun], *, stop_at: int | None = None, quiet:
     interrupts = Interrupts()
     with interrupts.saving(), joined(run.distributed, device) as dist, cpu_threads(run.threads):
         run = replace(run, precision=dist.told(run.precision))
-        _require_rows(run, dist)
+        _require_agreement(run, dist)
         with _own_folder(run, dist, quiet=quiet) as screen:
             return _train(replace(loaded, value=run), Process(dist, screen, interrupts), stop_at)
 
 
-def _require_rows(run: TrainRun, dist: Dist) -> None:
-    """Refuse a step, or a stage of the ramp, with fewer rows than processes."""
+def _require_agreement(run: TrainRun, dist: Dist) -> None:
+    """Refuse processes of different configurations, and a step, or a stage of the ramp, with fewer rows than them."""
+    first, *others = dist.gather(dump(run).splitlines())
+    for rank, theirs in enumerate(others, 1):
+        if odd := sorted(set(theirs) ^ set(first)):
+            raise ConfigError(
+                f"process {rank} has another configuration than process 0, by {odd[0].strip()!r}: start all with the"
+                " same file and arguments"
+            )
     stages = {f"train.batch_ramp: a stage of {rows} rows": rows for _, rows in run.train.batch_ramp}
     stages[f"train.global_batch_size {run.train.global_batch_size}"] = run.train.global_batch_size
     for name, rows in stages.items():

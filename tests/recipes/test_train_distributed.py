@@ -7,55 +7,18 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import MakeRun
-from ranks import Ended, all_of, in_ranks
+from ranked_runs import happening, one_run, refusals, run_in, same_run
+from ranks import all_of, in_ranks
 from safetensors.torch import load_file
 
-from cyberslm import files
 from cyberslm.checkpoint.folder import load_model
 from cyberslm.checkpoint.steps import list_steps
 from cyberslm.errors import ConfigError
 from cyberslm.recipes.config import load_run
-from cyberslm.recipes.hooks import RunHooks
-from cyberslm.recipes.train import run_training
-from cyberslm.training.trackers import read_metrics
-
-Happening = Callable[[], object]
-
-
-def one_run(path: str, overrides: tuple[str, ...], stop_at: int | None = None) -> tuple[int, int | None]:
-    outcome = run_training(load_run(path, overrides), stop_at=stop_at, quiet=True)
-    return outcome.state.step, outcome.signal_number
-
-
-def run_in(world: int, path: Path, *overrides: str, stop_at: int | None = None) -> list[tuple[int, int | None]]:
-    return all_of(in_ranks(one_run, str(path), overrides, stop_at, world=world))
-
-
-def losses(run: Path) -> dict[tuple[str, int], float]:
-    records = read_metrics(run / "metrics.jsonl")
-    return {(record["type"], record["step"]): record["loss"] for record in records if "loss" in record}
-
-
-def same_run(run: Path, wanted: Path) -> None:
-    """The same losses at the same steps, and weights and moments that differ by rounding alone."""
-    assert losses(run) == pytest.approx(losses(wanted), rel=1e-5)
-    last, theirs = list_steps(run / "checkpoints")[-1], list_steps(wanted / "checkpoints")[-1]
-    assert last.step == theirs.step
-    for name in ("model.safetensors", "training/optimizer.safetensors"):
-        mine, other = load_file(last.path / name), load_file(theirs.path / name)
-        assert mine.keys() == other.keys()
-        for key, value in mine.items():
-            assert value.dtype == other[key].dtype
-            torch.testing.assert_close(
-                value, other[key], rtol=1e-3, atol=2e-5, msg=lambda text, key=key: f"{key}: {text}"
-            )
-    assert files.verify(run / "final")
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
@@ -93,18 +56,6 @@ def test_compiled_run_of_two_processes_is_that_of_one(make_run: MakeRun, trained
     run_in(2, path, "compile=true")
     same_run(path.parent / "run", trained / "run")
     assert "\ncompiled: " in (path.parent / "run" / "train.log").read_text()
-
-
-def happening(rank: int, step: int, event: Happening) -> None:
-    """Have ``event`` happen on that rank once it has made that step."""
-    record = RunHooks.record
-
-    def recording(self: RunHooks, entry: dict) -> None:
-        record(self, entry)
-        if (self.dist.rank, entry["type"], entry["step"]) == (rank, "train", step):
-            event()
-
-    RunHooks.record = recording
 
 
 def struck(path: str, rank: int, number: int) -> tuple[int, int | None]:
@@ -150,10 +101,6 @@ def test_full_disk_on_the_first_process_ends_all_and_leaves_the_last_checkpoint(
     assert [entry.name for entry in checkpoints.iterdir()] == ["step-00000005"]
 
 
-def refusals(ended: list[Ended]) -> set[str]:
-    return {str(each.error) for each in ended}
-
-
 def test_fewer_rows_than_processes_are_refused_by_all(make_run: MakeRun) -> None:
     ended = in_ranks(one_run, str(make_run()), ("train.global_batch_size=1",))
     assert len(refusals(ended)) == 1
@@ -182,7 +129,7 @@ def test_refusal_under_torchrun_is_one_message(make_run: MakeRun) -> None:
 
 CRASHING = """
 import os, signal, sys
-from test_train_distributed import happening
+from ranked_runs import happening
 from cyberslm.cli import run
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     happening(1, 7, lambda: os.kill(os.getpid(), signal.SIGKILL))

@@ -8,31 +8,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import MakeRun
-from runs import fingerprint, scripted_scores, train
+from runs import fingerprint, of_type, scripted_scores, slow, spikes_at, train
 from safetensors.torch import load_file
 
 from cyberslm import files
 from cyberslm.checkpoint.steps import list_steps
-from cyberslm.data.loader import RowLoader
 from cyberslm.errors import ConfigError, TrainingError
 from cyberslm.recipes.config import load_run
 from cyberslm.recipes.evaluate import evaluate
 from cyberslm.recipes.train import Outcome, run_training
 from cyberslm.training.config import NO_LIMIT
-from cyberslm.training.trackers import read_metrics
-from cyberslm.training.trainer import Plan
 
 WSD = {"name": "wsd", "warmup_steps": 4, "decay_fraction": 0.25}
-
-
-def of_type(run: Path, kind: str) -> list[dict]:
-    return [record for record in read_metrics(run / "metrics.jsonl") if record["type"] == kind]
 
 
 def again(path: Path, *overrides: str) -> Outcome:
@@ -193,18 +185,6 @@ def test_setting_that_only_says_when_to_give_up_may_change(make_run: MakeRun, tr
     assert fingerprint(path.parent / "run") == fingerprint(trained / "run")
 
 
-def slow(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """A clock for the training loop that moves by ``seconds`` with each step's batch."""
-    batch, now = RowLoader.batch, [0.0]
-
-    def slowly(self: RowLoader, step: int, **place: int) -> object:
-        now[0] += seconds
-        return batch(self, step, **place)
-
-    monkeypatch.setattr(RowLoader, "batch", slowly)
-    monkeypatch.setattr("cyberslm.recipes.train.Plan", partial(Plan, clock=lambda: now[0]))
-
-
 def test_time_budget_ends_the_run_at_the_end_of_its_schedule_and_for_good(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,25 +254,6 @@ def test_patience_without_validation_text_is_refused(make_run: MakeRun) -> None:
 
 
 # Spikes
-
-
-def spikes_at(monkeypatch: pytest.MonkeyPatch, *data_steps: int) -> None:
-    """Multiply the loss of the rows that step ``n`` of the data has, whenever they come."""
-    from cyberslm.recipes import train as recipe
-
-    real, batch = recipe.next_token_loss, RowLoader.batch
-    now: list[int] = [0]
-
-    def watched(self: RowLoader, step: int, **place: int) -> object:
-        now[0] = step + 1 + place.get("passed", 0) // self.batch_rows
-        return batch(self, step, **place)
-
-    def loss(*args: object, **kwargs: object) -> object:
-        output = real(*args, **kwargs)
-        return output._replace(loss_sum=output.loss_sum * 4) if now[0] in data_steps else output
-
-    monkeypatch.setattr(RowLoader, "batch", watched)
-    monkeypatch.setattr(recipe, "next_token_loss", loss)
 
 
 ROLLBACK = {"train.on_spike": "rollback", "train.max_steps": 48, "checkpoint.interval": 8, "checkpoint.keep_last": 1}

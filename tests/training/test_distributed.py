@@ -19,10 +19,12 @@ from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.model import CyberSLM
 from cyberslm.training.config import TrainConfig
 from cyberslm.training.distributed import Dist, DistributedConfig, first_to_tell, joined
+from cyberslm.training.ema import WeightMean
 from cyberslm.training.loss import Loss, LossOutput, Score, join, next_token_loss
+from cyberslm.training.optim import OptimizerConfig, build_optimizer, optimizer_tensors
 from cyberslm.training.schedule import SchedulerConfig
-from cyberslm.training.shards import whole
-from cyberslm.training.sharing import recompute_blocks, share, whole_model
+from cyberslm.training.shards import cut_like, whole
+from cyberslm.training.sharing import fill, recompute_blocks, share, whole_model
 from cyberslm.training.state import TrainState
 from cyberslm.training.trainer import Plan, train
 
@@ -355,6 +357,46 @@ def test_joined_scores_are_the_score_of_all() -> None:
     scores = [Score(3.0, 2, 7, {"a": part}), Score(0.0, 0, 0), Score(1.0, 1, 1, {"b": part, "a": part})]
     joint = join([Score.from_json(score.to_json()) for score in scores])
     assert joint == Score(4.0, 3, 8, {"a": Score(5.0, 10, 18), "b": part})
+
+
+def cut_up_and_whole(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Weights, their mean and moments after three updates with the same gradients, of a cut model and of a plain one.
+
+    After the second the weights and their mean are put back as a checkpoint has them.
+    """
+    found = []
+    with joined(DistributedConfig(strategy="fsdp"), CPU) as dist:
+        for sharing in (True, False):
+            model = CyberSLM(CyberSLMConfig(**SIZES), seed=1)
+            if sharing:
+                share(model, next_token_loss, dist, precision="fp32")
+            optimizer, mean = build_optimizer(model, OptimizerConfig(name=name)), WeightMean(model, 0.9)
+            for step in range(1, 4):
+                drawn = torch.Generator().manual_seed(step)
+                for parameter in model.parameters():
+                    parameter.grad = cut_like(torch.randn(parameter.shape, generator=drawn), parameter)
+                optimizer.step()
+                mean.update(step)
+                if step == 2:
+                    with mean.applied() as trained:
+                        kept = {key: whole(tensor).clone() for key, tensor in trained.items()}
+                        published = {key: whole(p.detach()).clone() for key, p in model.named_parameters()}
+                    fill(model, published)
+                    mean.load(kept)
+            with mean.applied() as trained:
+                held = {f"mean/{key}": whole(p) for key, p in model.named_parameters()} | dict(trained)
+                held |= optimizer_tensors(optimizer, model)
+                found.append({key: whole(tensor.detach()).numpy().copy() for key, tensor in held.items()})
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_matrices_that_are_cut_up_take_the_step_of_whole_ones(name: str) -> None:
+    """Muon needs all of a matrix; the mean of the weights moves part by part."""
+    for sharded, plain in all_of(in_ranks(cut_up_and_whole, name, world=3)):
+        assert sharded.keys() == plain.keys()
+        for key, value in sharded.items():
+            np.testing.assert_allclose(value, plain[key], rtol=1e-6, atol=1e-7, err_msg=key)
 
 
 def kept_bytes(model: CyberSLM, batch: Batch) -> int:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cyberslm.model.config import CyberSLMConfig
-from cyberslm.training.memory import Batch, fitting, needed
+from cyberslm.training.memory import Batch, fitting, gathered_bytes, kept_bytes, needed
 
 CONFIG = CyberSLMConfig(max_seq_len=512)
 MOMENTS = 8 * CONFIG.num_parameters
@@ -62,3 +62,35 @@ def test_what_is_advised_needs_what_it_says_and_fits(rows: int, available: int) 
     if found is not None:
         shape = replace(CONFIG, max_seq_len=found.tokens)
         assert found.total == need(found.rows, several=True, bf16=True, config=shape) <= room
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_blocks_computed_again_need_one_block_and_the_inputs_of_the_others(bf16: bool) -> None:
+    def kept(layers: int, *, recompute: bool) -> int:
+        return kept_bytes(replace(CONFIG, num_layers=layers), 2, 64, bf16=bf16, recompute=recompute)
+
+    inputs, casts = 4 * 2 * 64 * CONFIG.hidden_dim, 0
+    if bf16:
+        casts = 2 * (CONFIG.num_parameters - replace(CONFIG, num_layers=11).num_parameters)
+    assert kept(12, recompute=True) - kept(11, recompute=True) == inputs + casts
+    assert kept(1, recompute=True) == kept(1, recompute=False) + inputs
+    assert kept(12, recompute=True) < kept(12, recompute=False)
+    plain, again = Batch(4, several=True), Batch(4, several=True, recompute=True)
+    assert (
+        needed(CONFIG, again, optimizer=MOMENTS, bf16=bf16).total
+        < needed(CONFIG, plain, optimizer=MOMENTS, bf16=bf16).total
+    )
+
+
+def test_shares_of_ranks_are_rounded_up_and_what_is_gathered_is_on_top() -> None:
+    found = needed(CONFIG, Batch(4, several=True, shards=7), optimizer=MOMENTS, bf16=False)
+    whole = needed(CONFIG, Batch(4, several=True), optimizer=MOMENTS, bf16=False)
+    assert 0 <= 7 * found.weights - whole.weights < 7
+    assert found.gradients == found.weights
+    assert found.gathered == gathered_bytes(CONFIG) == 8 * replace(CONFIG, num_layers=2).num_parameters
+    assert whole.gathered == 0
+    less = fitting(
+        CONFIG, Batch(4, several=True, shards=7), optimizer=MOMENTS, bf16=False, device="cpu", available=found.total - 1
+    )
+    assert less is not None
+    assert less.total < found.total
