@@ -61,18 +61,21 @@ def options(
 def init(
     text: Annotated[Path, typer.Argument(metavar="TEXT", help="A folder or file of your own text.")],
     out: Annotated[Path, typer.Option(help="The YAML file to write.")] = Path("cyberslm.yaml"),
+    scale: Annotated[
+        str | None, typer.Option(help="Size of the run: parameters, such as 33M, or a time, such as 2h.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Write a commented YAML for your own text.
 
-    Its sizes suit how much text there is.
+    Its sizes suit how much text there is, or are those of --scale.
     """
     from cyberslm.files import write_text
     from cyberslm.recipes.starter import starter
 
     if out.exists() and not force:
         raise ConfigError(f"{out} exists: name another file with --out, or replace it with --force")
-    write_text(out, starter(text, out=out))
+    write_text(out, starter(text, out=out, scale=scale))
     typer.echo(f"wrote {out}\nnext:  cyberslm check {out}")
 
 

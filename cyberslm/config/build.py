@@ -81,14 +81,14 @@ def merge(base: Node, over: Node) -> Node:
     return Node(over.place, value)
 
 
-def given_keys(node: Node, tp: Any, key: str = "") -> Iterator[str]:
-    """Dotted names of the settings that a canonical tree sets."""
+def leaves(node: Node, tp: Any, key: str = "") -> Iterator[tuple[str, Node, Any]]:
+    """The settings that a canonical tree sets: dotted name, value and type of each."""
     section = section_of(tp)
     if section is not None and isinstance(node.value, dict):
         for name, child in node.value.items():
-            yield from given_keys(child, fields_of(section)[name].type, _join(key, name))
+            yield from leaves(child, fields_of(section)[name].type, _join(key, name))
     elif key and not (section is not None and node.empty):
-        yield key
+        yield key, node, tp
 
 
 def build(node: Node, tp: Any, problems: Problems, key: str = "", default: object = None) -> Any:
@@ -134,11 +134,11 @@ def _build_section(node: Node, cls: type, problems: Problems, key: str, default:
     try:
         return cls(**arguments)
     except ValueError as error:
-        problems.add(*_blame(str(error), node, cls, key))
+        problems.add(*blame(str(error), node, cls, key))
         return None
 
 
-def _blame(message: str, node: Node, cls: type, key: str) -> tuple[Place, str]:
+def blame(message: str, node: Node, cls: type, key: str) -> tuple[Place, str]:
     """Place and wording of what ``__post_init__`` raised; a message that opens with a setting's name is put there."""
     named = re.match(r"[A-Za-z_]\w*(?:\.\w+)*", message)
     parts = named.group().split(".") if named else []

@@ -1,4 +1,4 @@
-"""Defaults < ``extends`` < the file < the command line.
+"""Defaults < what follows from the rest < ``extends`` < the file < the command line.
 
 Each layer is read and checked by itself, so that a message names the file and line that is wrong, then all are merged
 by canonical name and built once. Mappings merge deeply; other values, lists too, replace.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import difflib
 import os.path
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
-from cyberslm.config.build import build, canonical, given_keys, merge
+from cyberslm.config.build import blame, build, canonical, leaves, merge
 from cyberslm.config.nodes import Node, Place, Problems, from_python, printable
 from cyberslm.config.reader import compose, read_file
 from cyberslm.config.scalars import resolve
@@ -24,6 +24,9 @@ MAX_CHAIN = 8
 
 T = TypeVar("T")
 
+Follow = Callable[[Mapping[str, object]], Mapping[str, object]]
+"""From the values that are given to those that follow from them, both by dotted canonical key."""
+
 
 @dataclass(frozen=True)
 class Loaded(Generic[T]):
@@ -32,19 +35,21 @@ class Loaded(Generic[T]):
     value: T
     """The root dataclass."""
     given: frozenset[str]
-    """Dotted canonical keys that the files or the command line set, such as ``model.vocab_size``."""
+    """Dotted canonical keys that the files or the command line set, such as ``model.vocab_size``, or that follow."""
     path: Path
     """The file that was named, absolute."""
     text: str
     """Its YAML as written, without what it extends."""
 
 
-def load(path: str | Path, cls: type[T], overrides: Sequence[str] = ()) -> Loaded[T]:
+def load(path: str | Path, cls: type[T], overrides: Sequence[str] = (), *, follow: Follow | None = None) -> Loaded[T]:
     """Read a YAML file, what it extends and ``key=value`` overrides into ``cls``.
 
     An override's value follows the scalar rules of YAML (``True`` is a boolean too) and may be a flow list or mapping,
     as in ``data.sources=[a, b]``; other text is taken as it is. Relative ``PathStr`` values start from the folder of
-    the file that wrote them, in an override from the current folder.
+    the file that wrote them, in an override from the current folder. ``follow`` may add settings: it sees each value
+    that is given checked by itself, before those that are checked together. A `ConfigError` of it that opens with the
+    name of a setting is put where that was written.
 
     Raises ``ConfigError`` that lists every problem, one per line.
     """
@@ -52,9 +57,32 @@ def load(path: str | Path, cls: type[T], overrides: Sequence[str] = ()) -> Loade
     text, layers = _read_chain(Path(path), problems)
     layers += [node for argument in overrides if (node := _override(argument, problems)) is not None]
     tree = reduce(merge, [canonical(layer, cls, problems, cls) for layer in layers])
+    if follow is not None:
+        tree = _with_what_follows(tree, cls, follow, problems)
     value = build(tree, cls, problems)
     problems.raise_if_any()
-    return Loaded(value, frozenset(given_keys(tree, cls)), Path(path).absolute(), text)
+    return Loaded(value, frozenset(key for key, *_ in leaves(tree, cls)), Path(path).absolute(), text)
+
+
+def _with_what_follows(tree: Node, cls: type, follow: Follow, problems: Problems) -> Node:
+    """The tree over the settings that follow from it; as it is where a value is of no use, which ``build`` will say."""
+    alone = Problems()
+    given = {key: build(node, tp, alone, key) for key, node, tp in leaves(tree, cls)}
+    if alone.failures:
+        return tree
+    try:
+        found = follow(given)
+    except ConfigError as error:
+        problems.add(*blame(str(error), tree, cls, ""))
+        problems.raise_if_any()
+        raise
+    below: dict[str, object] = {}
+    for key, value in found.items():
+        *sections, name = key.split(".")
+        reduce(lambda inner, section: inner.setdefault(section, {}), sections, cast(dict[str, Any], below))[name] = (
+            value
+        )
+    return merge(from_python(below, Place("what follows from the given settings", Path.cwd()), problems), tree)
 
 
 def parse(mapping: Mapping[str, object], cls: type[T], *, where: str) -> T:

@@ -11,9 +11,9 @@ from cyberslm.model.sizes import cache_bytes_per_token, flops_per_token
 from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.data import Say, describe, ensure_prepared, fit_model, row_loader
 from cyberslm.recipes.estimate import estimate, lines, refuse_too_large
+from cyberslm.recipes.header import header
 from cyberslm.recipes.machine import cpu_threads, on_this_machine
 from cyberslm.recipes.shown import LEGEND, shown_row
-from cyberslm.recipes.train import header
 from cyberslm.training.distributed import Dist
 from cyberslm.training.trackers import short
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
+from cyberslm.checkpoint.steps import list_steps
 from cyberslm.config import Loaded, PathStr, load
 from cyberslm.data.config import DataConfig
-from cyberslm.errors import ConfigError
+from cyberslm.errors import ConfigError, TokenizerError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.recipes.scale import GPU_RATE, RATES, Dial, derive
 from cyberslm.text.config import TokenizerConfig
+from cyberslm.text.tokenizer import open_tokenizer
 from cyberslm.training.config import NO_LIMIT, TrainConfig
 from cyberslm.training.distributed import DistributedConfig
 from cyberslm.training.elsewhere import TRACKERS
@@ -96,9 +98,9 @@ class TrainRun:
     out_dir: PathStr
     """Folder of the run: checkpoints, metrics, plots and final/."""
 
-    scale: str | None = None
-    """Size of the run, as parameters (33M) or as a time (10min, 2h), from which all sizes and rates follow that are not
-    given."""
+    scale: str | int | None = None
+    """Size of the run, as parameters (500k, 33M, 1.5B) or as a time (90s, 10min, 2h), from which all sizes and rates
+    follow that are not given."""
 
     seed: int = 0
     """Seed of the initial weights, the data order and dropout."""
@@ -185,9 +187,7 @@ def load_run(path: Path | str, overrides: Sequence[str] = ()) -> Loaded[TrainRun
     A size of the vocabulary that is given once counts for tokenizer and model. A time budget without a number of steps
     sets no limit to them.
     """
-    loaded = load(path, TrainRun, overrides)
-    if loaded.value.scale is not None:
-        loaded = load(path, TrainRun, (*overrides, *_derived(loaded)))
+    loaded = load(path, TrainRun, overrides, follow=follow_scale)
     run = loaded.value
     if run.train.max_time is not None and "train.max_steps" not in loaded.given:
         run = replace(run, train=replace(run.train, max_steps=NO_LIMIT))
@@ -204,15 +204,49 @@ def load_run(path: Path | str, overrides: Sequence[str] = ()) -> Loaded[TrainRun
     return replace(loaded, value=run)
 
 
-def _derived(loaded: Loaded[TrainRun]) -> list[str]:
-    """What follows from ``scale``, as overrides."""
-    run = loaded.value
-    device = torch.device("cuda" if run.device != "cpu" and torch.cuda.is_available() else "cpu")
-    precision = auto_precision(device) if run.precision == "auto" else run.precision
-    rate = GPU_RATE if device.type == "cuda" else (run.threads or cores().usable) * RATES[precision]
-    given = {key: reduce(getattr, key.split("."), run) for key in loaded.given}
-    found = derive(Dial.of(str(run.scale)), given, rate=rate)
-    return [f"{key}={json.dumps(value) if isinstance(value, bool) else value}" for key, value in found.items()]
+def follow_scale(given: Mapping[str, Any]) -> Mapping[str, object]:
+    """What follows from ``scale``, by dotted key, for a run of which ``given`` is given.
+
+    A run that has begun keeps what followed when it began, so that it goes on where there are other threads too.
+    """
+    if given.get("scale") is None:
+        return {}
+    dial, vocabulary = Dial.of(given["scale"]), {}
+    if given.get("tokenizer.path") is not None and "model.vocab_size" not in given:
+        vocabulary = {"model.vocab_size": _size_of_tokenizer(given)}
+    found = derive(dial, {**given, **vocabulary}, rate=_operations_per_second(given))
+    before = _begun(given)
+    if before is None or before.scale != given["scale"]:
+        return found
+    return {key: reduce(getattr, key.split("."), before) for key in found}
+
+
+def _size_of_tokenizer(given: Mapping[str, Any]) -> int:
+    lossless = given.get("tokenizer.lossless", TokenizerConfig.lossless)
+    try:
+        return open_tokenizer(
+            given["tokenizer.path"], add_bos=given.get("tokenizer.add_bos"), lossless=lossless
+        ).vocab_size
+    except TokenizerError as error:
+        raise ConfigError(f"tokenizer.path: {error}") from error
+
+
+def _operations_per_second(given: Mapping[str, Any]) -> float:
+    """What all processes together are counted on to train with."""
+    world, neighbours = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    device = torch.device("cuda" if given.get("device") != "cpu" and torch.cuda.is_available() else "cpu")
+    if device.type == "cuda":
+        return world * GPU_RATE
+    precision = given.get("precision", "auto")
+    threads = given.get("threads") or cores().usable / neighbours
+    return world * threads * RATES[auto_precision(device) if precision == "auto" else precision]
+
+
+def _begun(given: Mapping[str, Any]) -> TrainRun | None:
+    """The run that ``out_dir`` holds checkpoints of."""
+    folder = Path(given.get("out_dir", ""))
+    kept = folder / "config.yaml"
+    return load(kept, TrainRun).value if list_steps(folder / "checkpoints") and kept.exists() else None
 
 
 def _at_least(config: object, **limits: int) -> None:

@@ -35,14 +35,14 @@ from cyberslm.data.prepare import Prepared, open_prepared
 from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.model.model import CyberSLM
 from cyberslm.recipes.config import TrainRun
-from cyberslm.recipes.data import Say, describe, describe_rows, ensure_prepared, fit_model, row_loader
+from cyberslm.recipes.data import Say, describe, ensure_prepared, fit_model, row_loader
 from cyberslm.recipes.estimate import Estimate, estimate, figures, lines, refuse_too_large, share_of_limit
 from cyberslm.recipes.folder import refuse_other_run, require_space, write_run_files
+from cyberslm.recipes.header import header, processes
 from cyberslm.recipes.hooks import Process, RunHooks, check_samples
 from cyberslm.recipes.interrupts import Interrupts
 from cyberslm.recipes.machine import autocast, cpu_threads, on_this_machine
 from cyberslm.training.compiled import compile_and_try, is_worth_compiling
-from cyberslm.training.config import NO_LIMIT
 from cyberslm.training.distributed import Dist, joined
 from cyberslm.training.elsewhere import require_trackers
 from cyberslm.training.loss import Loss, next_token_loss
@@ -52,8 +52,6 @@ from cyberslm.training.sharing import recompute_blocks, share
 from cyberslm.training.state import TrainState
 from cyberslm.training.trackers import Record, Screen, short
 from cyberslm.training.trainer import Plan, train
-
-MOST_EPOCHS = 4
 
 
 @dataclass(frozen=True)
@@ -289,71 +287,6 @@ def _run_record(run: TrainRun, loader: RowLoader, prepared: Prepared, found: Est
         "seed": run.seed,
         **figures(run, found),
     }
-
-
-def header(run: TrainRun, loader: RowLoader, device: torch.device) -> list[str]:
-    """The block that opens a run: what is about to be trained, on how much, where."""
-    config = run.model
-    total = config.num_parameters
-    short_of_text = loader.store.num_tokens <= config.max_seq_len
-    return [
-        *(["warning: model.max_seq_len is longer than the training text: rows are mostly padding"] * short_of_text),
-        f"model: {total:,} parameters ({total - config.num_embedding_parameters:,} without embeddings),"
-        f" {config.num_layers} layers, width {config.hidden_dim}, context {config.max_seq_len},"
-        f" vocabulary {config.vocab_size:,}",
-        _steps_line(run, loader),
-        *_repetition(run, loader),
-        *describe_rows(loader),
-        _optimizer_line(run),
-        f"device: {device}, {run.precision}, {torch.get_num_threads()} threads, seed {run.seed}",
-        f"folder: {run.folder}",
-    ]
-
-
-def processes(run: TrainRun, dist: Dist) -> list[str]:
-    """How several processes share the work."""
-    if dist.backend is None:
-        return []
-    least, rest = divmod(run.train.global_batch_size, dist.world)
-    rows = f"{least} to {least + 1}" if rest else f"{least}"
-    return [f"processes: {dist.world} ({dist.strategy}, {dist.backend}), each {rows} rows of a step"]
-
-
-def _steps_line(run: TrainRun, loader: RowLoader) -> str:
-    settings, length = run.train, run.model.max_seq_len
-    batch = settings.global_batch_size
-    stages = "".join(f"{steps:,} of {rows * length:,}, then " for steps, rows in settings.batch_ramp)
-    each = (
-        f"{stages}{batch * length:,} tokens ({batch} rows, {min(batch, settings.micro_batch_size)} at a time),"
-        f" {loader.rows_per_epoch / batch:,.1f} steps per epoch"
-    )
-    if settings.max_steps == NO_LIMIT:
-        return f"steps: as many as {settings.max_time} allow, of {each}"
-    most = f" (at most, in {settings.max_time})" if settings.max_time else ""
-    rows = loader.first_row(settings.max_steps)
-    return (
-        f"steps: {settings.max_steps:,}{most} of {each}, {rows / loader.rows_per_epoch:,.2f} epochs,"
-        f" {rows * length / run.model.num_parameters:,.1f} tokens per parameter"
-    )
-
-
-def _repetition(run: TrainRun, loader: RowLoader) -> Iterator[str]:
-    """A word where text is repeated more often than it teaches (Muennighoff et al. 2023)."""
-    steps = run.train.max_steps
-    if steps != NO_LIMIT and (epochs := loader.first_row(steps) / loader.rows_per_epoch) > MOST_EPOCHS:
-        yield (
-            f"warning: {epochs:,.0f} epochs, and text teaches little after {MOST_EPOCHS}: more text, fewer"
-            " train.max_steps or a smaller scale"
-        )
-
-
-def _optimizer_line(run: TrainRun) -> str:
-    groups = group_sizes(CyberSLM(run.model, device="meta"), run.optimizer)
-    shown = (
-        f"{name} {group['parameters']:,} ({group['algorithm']}, lr {group['lr']:g}, decay {group['weight_decay']:g})"
-        for name, group in groups.items()
-    )
-    return f"optimizer: {', '.join(shown)}"
 
 
 def _in_order(run: TrainRun) -> list[Step]:
