@@ -662,3 +662,34 @@ def test_a_dataclass_that_could_not_be_checked_strictly_is_a_programming_error(t
 def test_config_imports_no_torch():
     code = "import sys, cyberslm.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_follows_lies_under_what_is_given_and_is_there_when_values_are_checked_together(tmp_path: Path) -> None:
+    """A width was held against the default heads, though heads were to follow from it."""
+    path = tmp_path / "x.yaml"
+    path.write_text("d_model: 160\nactivation: gelu")
+    seen = []
+
+    def follow(given: dict[str, object]) -> dict[str, object]:
+        seen.append(dict(given))
+        return {"num_heads": 5, "activation": "swiglu"}
+
+    with pytest.raises(ConfigError, match="num_heads must divide"):
+        load(path, Model)
+    loaded = load(path, Model, ["dropout=0.5"], follow=follow)
+    assert seen == [{"hidden_dim": 160, "activation": "gelu", "dropout": 0.5}]
+    assert (loaded.value.num_heads, loaded.value.head_dim, loaded.value.activation) == (5, 32, "gelu")
+    assert loaded.given == {"hidden_dim", "activation", "dropout", "num_heads"}
+
+
+def test_what_cannot_follow_is_put_where_it_was_given(tmp_path: Path) -> None:
+    def follow(given: dict[str, object]) -> dict[str, object]:
+        raise ConfigError("hidden_dim is odd")
+
+    path = tmp_path / "x.yaml"
+    path.write_text("dropout: 0.5\nd_model: 161")
+    with pytest.raises(ConfigError, match=r"x.yaml:2: hidden_dim is odd"):
+        load(path, Model, follow=follow)
+    with pytest.raises(ConfigError, match="dropout must be") as caught:
+        load(path, Model, ["dropout=much"], follow=follow)
+    assert "odd" not in str(caught.value)

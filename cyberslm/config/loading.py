@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from cyberslm.config.build import blame, build, canonical, leaves, merge
 from cyberslm.config.nodes import Node, Place, Problems, from_python, printable
@@ -47,8 +47,8 @@ def load(path: str | Path, cls: type[T], overrides: Sequence[str] = (), *, follo
 
     An override's value follows the scalar rules of YAML (``True`` is a boolean too) and may be a flow list or mapping,
     as in ``data.sources=[a, b]``; other text is taken as it is. Relative ``PathStr`` values start from the folder of
-    the file that wrote them, in an override from the current folder. ``follow`` may add settings: it sees each value
-    that is given checked by itself, before those that are checked together. A `ConfigError` of it that opens with the
+    the file that wrote them, in an override from the current folder. ``follow`` may add settings: it sees the values
+    that are given, each checked by itself, before they are checked together. A `ConfigError` of it that opens with the
     name of a setting is put where that was written.
 
     Raises ``ConfigError`` that lists every problem, one per line.
@@ -65,24 +65,35 @@ def load(path: str | Path, cls: type[T], overrides: Sequence[str] = (), *, follo
 
 
 def _with_what_follows(tree: Node, cls: type, follow: Follow, problems: Problems) -> Node:
-    """The tree over the settings that follow from it; as it is where a value is of no use, which ``build`` will say."""
-    alone = Problems()
-    given = {key: build(node, tp, alone, key) for key, node, tp in leaves(tree, cls)}
-    if alone.failures:
-        return tree
+    """The tree over the settings that follow from it. Values that are of no use are left to ``build`` to name."""
+    given: dict[str, object] = {}
+    usable = True
+    for key, node, tp in leaves(tree, cls):
+        alone = Problems()
+        value = build(node, tp, alone, key)
+        if alone.failures:
+            usable = False
+        else:
+            given[key] = value
     try:
-        found = follow(given)
+        found = _nested(follow(given))
     except ConfigError as error:
-        problems.add(*blame(str(error), tree, cls, ""))
-        problems.raise_if_any()
-        raise
-    below: dict[str, object] = {}
-    for key, value in found.items():
+        if usable:
+            problems.add(*blame(str(error), tree, cls, ""))
+            problems.raise_if_any()
+        return tree
+    return merge(from_python(found, Place("what follows from the given settings", Path.cwd()), problems), tree)
+
+
+def _nested(flat: Mapping[str, object]) -> dict[str, object]:
+    tree: dict[str, Any] = {}
+    for key, value in flat.items():
         *sections, name = key.split(".")
-        reduce(lambda inner, section: inner.setdefault(section, {}), sections, cast(dict[str, Any], below))[name] = (
-            value
-        )
-    return merge(from_python(below, Place("what follows from the given settings", Path.cwd()), problems), tree)
+        inner = tree
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[name] = value
+    return tree
 
 
 def parse(mapping: Mapping[str, object], cls: type[T], *, where: str) -> T:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from cyberslm.config import LEFT_OUT, template
 from cyberslm.errors import ConfigError
@@ -59,7 +59,9 @@ def starter(text: Path, *, out: Path, scale: str | None = None) -> str:
         "model.vocab_size": LEFT_OUT,
         **sizes,
     }
-    chosen = "" if scale is None else f"Sizes and rates are those of scale: {scale}; they stay what they are here.\n"
+    chosen = (
+        "" if scale is None else f"Sizes and rates are those of scale: {scale}, steps at most {MOST_EPOCHS} epochs.\n"
+    )
     header = (
         f"Train a small language model on {text} ({count(found.num_files, 'file')}, {found.num_bytes / 1e6:.1f} MB).\n"
         f"{chosen}"
@@ -94,9 +96,9 @@ def _preset(num_bytes: int) -> dict[str, object]:
 
 def _scaled(scale: str, num_bytes: int) -> dict[str, object]:
     found = follow_scale({"scale": scale})
-    tokens = int(str(found["train.global_batch_size"])) * int(str(found["model.max_seq_len"]))
+    tokens = cast(int, found["train.global_batch_size"]) * cast(int, found["model.max_seq_len"])
     most = max(2, int(_steps(num_bytes, MOST_EPOCHS, tokens)))
-    steps = min(most, int(str(found.get("train.max_steps", most))))
+    steps = min(most, cast(int, found.get("train.max_steps", most)))
     return {**follow_scale({"scale": scale, "train.max_steps": steps}), "train.max_steps": steps}
 
 
