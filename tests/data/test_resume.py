@@ -369,6 +369,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_any_number_of_workers_goes_on_for_any_other(tmp_path, config, byte_tokenizer):
     """Killed at the parent alone, at times that nobody chose, with workers in the midst of it."""
     made(config, tmp_path / "straight", byte_tokenizer)

@@ -220,7 +220,9 @@ def test_run_that_blows_up_keeps_its_last_good_checkpoint(make_run: MakeRun) -> 
     train(path)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_signal_saves_and_exits_and_the_run_goes_on_to_the_same_bits(
     make_run: MakeRun, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:

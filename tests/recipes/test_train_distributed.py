@@ -137,6 +137,7 @@ run()
 """
 
 
+@pytest.mark.slow
 def test_torchrun_starts_again_from_the_last_checkpoint(
     make_run: MakeRun, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,7 +42,7 @@ def with_spike(path: str, stop_at: int | None = None) -> int:
         return run_training(load_run(path), stop_at=stop_at, quiet=True).state.rollbacks
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_muon_mean_ramp_and_rollback_of_two_processes_are_those_of_one(
     make_run: MakeRun, tmp_path: Path, strategy: str
 ) -> None:
@@ -64,6 +64,7 @@ def begun_anew(path: str) -> None:
         run_training(load_run(path), quiet=True)
 
 
+@pytest.mark.slow
 def test_rollback_to_the_beginning_fills_what_is_cut_up(make_run: MakeRun, tmp_path: Path) -> None:
     never = {"train.on_spike": "rollback", "train.max_steps": 40, "checkpoint.interval": 99, "eval.interval": 99}
     paths = [

@@ -259,7 +259,7 @@ def test_patience_without_validation_text_is_refused(make_run: MakeRun) -> None:
 ROLLBACK = {"train.on_spike": "rollback", "train.max_steps": 48, "checkpoint.interval": 8, "checkpoint.keep_last": 1}
 
 
-@pytest.mark.parametrize("variant", ["plain", "all"])
+@pytest.mark.parametrize("variant", [pytest.param("plain", marks=pytest.mark.slow), "all"])
 def test_rollback_repeats_its_bits_whatever_stopped_the_run(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:

@@ -298,7 +298,7 @@ def fall_silent(number: int) -> float:
         return dist.total(1.0)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_rank_that_is_killed_or_silent_ends_the_others_with_a_message(number: int) -> None:
     first, second = in_ranks(fall_silent, number, within=6.0)
     assert first.error is not None
