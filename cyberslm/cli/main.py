@@ -42,7 +42,7 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)
+OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory|_ALLOC_FAILED", re.IGNORECASE)
 
 
 @app.callback()

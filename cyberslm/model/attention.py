@@ -76,7 +76,8 @@ class _Heads(nn.Module, ABC):
         """Attend and merge: ``(B, T, D)``."""
         k_BKSE, v_BKSE = k_BKSE[:, :, sight.skip :], v_BKSE[:, :, sight.skip :]
         dropout = self.dropout if self.training else 0.0
-        mixed_BHTE = KERNELS[self.kernel](q_BHTE, k_BKSE, v_BKSE, sight, self.scale, dropout)
+        kernel = self.kernel if sight.blocks is None else "flex"
+        mixed_BHTE = KERNELS[kernel](q_BHTE, k_BKSE, v_BKSE, sight, self.scale, dropout)
         out_proj = self.projections()[3]
         output = out_proj(mixed_BHTE.transpose(1, 2).flatten(-2))
         blind = None if out_proj.bias is None else sight.blind()

@@ -6,7 +6,8 @@ Every kernel in `KERNELS` has the signature `Kernel` and gives the same numbers,
 nothing. ``explicit`` is the formula, and lets nothing hidden through, be it NaN or infinite. ``fused`` is torch's
 kernel, which multiplies hidden values by a weight of 0, so that NaN would spread: on the CPU its result is looked at,
 and if it is not finite the formula decides. On other devices, and in a compiled graph, looking costs more than it is
-worth: there a NaN can reach an earlier query of the same run or mask.
+worth: there a NaN can reach an earlier query of the same run or mask. ``flex`` is for documents on a GPU, which torch's
+kernel would take as a boolean of every pair, at a fraction of its speed.
 
 Letters: B batch, T queries, S keys, H query heads, K key/value heads, E head width.
 """
@@ -100,7 +101,20 @@ def _weights(q_BHTE: Tensor, k_BKSE: Tensor, sight: Sight, scale: float) -> Tens
     return scores_BHTS.softmax(-1).masked_fill(blind, 0.0)
 
 
-KERNELS: dict[str, Kernel] = {"fused": fused, "explicit": explicit}
+def flex(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: float) -> Tensor:
+    """torch's ``flex_attention``, which skips hidden blocks, where the pass made some; else, or to drop, `fused`.
+
+    It is for compiled graphs on a GPU: elsewhere torch makes the whole square, and on a CPU no gradients.
+    """
+    if sight.blocks is None or dropout:
+        return fused(q, k, v, sight, scale, dropout)
+    from torch.nn.attention.flex_attention import flex_attention
+
+    grouped = q.shape[1] != k.shape[1]
+    return flex_attention(q, k, v, block_mask=sight.blocks, scale=scale, enable_gqa=grouped)
+
+
+KERNELS: dict[str, Kernel] = {"fused": fused, "explicit": explicit, "flex": flex}
 
 
 def _each_head(x_BKSE: Tensor, heads: int) -> Tensor:

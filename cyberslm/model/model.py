@@ -24,7 +24,7 @@ from cyberslm.model.block import DecoderBlock
 from cyberslm.model.cache import KVCache
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.norm import make_norm
-from cyberslm.model.plan import Plan, over_cache, over_columns
+from cyberslm.model.plan import Plan, over_cache, over_columns, over_documents
 from cyberslm.model.rope import RotaryPositionEmbedding
 from cyberslm.model.sight import key_padding
 
@@ -51,6 +51,7 @@ class CyberSLM(nn.Module):
             self.lm_head = None if config.tie_weights else nn.Linear(config.hidden_dim, config.vocab_size, bias=False)
             self.dropout = nn.Dropout(config.dropout)
         self._compiled: Callable[[nn.Module, Tensor, Plan], Tensor] | None = None
+        self._flex = False
         if torch.device(device).type != "meta":
             self.to_empty(device=device)
             self.init_weights(seed)
@@ -72,12 +73,23 @@ class CyberSLM(nn.Module):
             std = residual_std if name.endswith(("o_proj.weight", "down_proj.weight")) else INIT_STD
             parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
 
-    def compile_blocks(self, *, on: bool = True) -> None:
+    def compile_blocks(self, *, on: bool = True, flex: bool = False) -> None:
         """Let ``torch.compile`` turn what all blocks do in training into one graph, at the next forward pass.
 
-        Passes without gradients, whose shapes differ from call to call, stay as they are.
+        Passes without gradients, whose shapes differ from call to call, stay as they are. With ``flex``, attention
+        inside documents is torch's flex attention, which needs a GPU for gradients.
         """
         self._compiled = torch.compile(_block, dynamic=False) if on else None
+        self._flex = flex
+
+    @property
+    def takes_flex(self) -> bool:
+        """Whether `compile_blocks` had better be given ``flex`` for documents."""
+        return self.device.type == "cuda" and not self.config.attn_dropout
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._compiled is not None
 
     @property
     def device(self) -> torch.device:
@@ -129,12 +141,12 @@ class CyberSLM(nn.Module):
         """The hidden state ``(B, T, D)`` that `head` turns into logits; arguments as in `forward`."""
         self._check_ids(input_ids)
         with torch.set_grad_enabled(torch.is_grad_enabled() and cache is None):
-            plan = self._plan(input_ids, attention_mask, docs, cache)
+            run = self._compiled if self.training and torch.is_grad_enabled() else None
+            plan = self._plan(input_ids, attention_mask, docs, cache, blocks=self._flex and run is not None)
             x = self.embed_tokens(input_ids)
             if plan.real is not None:
                 x = x.masked_fill(~plan.real.unsqueeze(-1), 0.0)
             x = self.dropout(x)
-            run = self._compiled if self.training and torch.is_grad_enabled() else None
             for index, layer in enumerate(self.layers):
                 held = None if cache is None else cache.layers[index]
                 x = layer(x, plan, held) if run is None else run(layer, x, plan)
@@ -154,17 +166,26 @@ class CyberSLM(nn.Module):
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def _plan(
-        self, input_ids: Tensor, attention_mask: Tensor | None, docs: Tensor | None, cache: KVCache | None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        docs: Tensor | None,
+        cache: KVCache | None,
+        *,
+        blocks: bool,
     ) -> Plan:
+        windows = self.config.windows
+        if blocks and docs is not None and docs.shape == input_ids.shape and attention_mask is None and cache is None:
+            return over_documents(docs, rope=self.rope, windows=windows)
         if cache is None:
-            return over_columns(input_ids, attention_mask, docs, rope=self.rope, windows=self.config.windows)
+            return over_columns(input_ids, attention_mask, docs, rope=self.rope, windows=windows)
         if docs is not None:
             raise InputError("docs and cache were given together: packed documents are for passes without a cache")
         if not cache.fits(self.config):
             raise InputError(
                 "the cache was made for another model: make it with new_cache of the model that it goes to"
             )
-        return over_cache(input_ids, attention_mask, cache, rope=self.rope, windows=self.config.windows)
+        return over_cache(input_ids, attention_mask, cache, rope=self.rope, windows=windows)
 
     def _check_ids(self, input_ids: Tensor) -> None:
         """Form always; values where looking at them doesn't make the host wait for a device."""

@@ -17,6 +17,7 @@ from cyberslm.model.cache import KVCache, Slots
 from cyberslm.model.rope import RotaryPositionEmbedding, Rotation
 from cyberslm.model.sight import (
     Sight,
+    block_mask,
     document_numbers,
     find_runs,
     in_order,
@@ -89,6 +90,16 @@ def over_columns(
     return Plan(rotation, sights, None if real is None else real[:, past:])
 
 
+def over_documents(docs: Tensor, *, rope: RotaryPositionEmbedding, windows: Windows) -> Plan:
+    """`over_columns` of packed documents ``(B, T)``, with block masks for flex attention; no wait for a device."""
+    columns = docs.shape[1]
+    docs = document_numbers(docs, *docs.shape)
+    rope.require(columns - 1)
+    positions, lengths = positions_among(None, docs)
+    sights = {window: Sight(blocks=block_mask(positions, docs, window)) for window in set(windows)}
+    return Plan(rope.lookup(positions, lengths), sights)
+
+
 def over_cache(
     x: Tensor, attention_mask: Tensor | None, cache: KVCache, *, rope: RotaryPositionEmbedding, windows: Windows
 ) -> Plan:
@@ -125,7 +136,7 @@ def over_cache(
 def _plain(past: int, new: int, rope: RotaryPositionEmbedding, windows: Windows, device: torch.device) -> Plan:
     rope.require(past + new - 1)
     positions = torch.arange(past, past + new, device=device)
-    length = torch.tensor([past + new], device=device)
+    length = torch.full((1,), past + new, device=device)  # torch.tensor would copy from the host, which waits
     sights = {window: in_order(past, new, window, device) for window in set(windows)}
     return Plan(rope.lookup(positions, length), sights)
 

@@ -125,7 +125,7 @@ class RotaryPositionEmbedding(nn.Module):
         excess = (lengths / cast(int, self.scaling.original_max_seq_len)).double().clamp(min=1.0) - 1.0
         stretched = (1.0 + self.scaling.factor * excess) ** (self.head_dim / (self.head_dim - 2))
         bases = self.base * stretched.unsqueeze(-1)
-        angles = positions.unsqueeze(-1) * bases ** -_exponents(self.head_dim).to(bases.device)
+        angles = positions.unsqueeze(-1) * bases ** -_exponents(self.head_dim, bases.device)
         return Rotation.of(angles.cos().float(), angles.sin().float(), interleaved=self.interleaved)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002 (torch's signature)
@@ -156,8 +156,8 @@ def scaled_frequencies(head_dim: int, base: float, scaling: RopeScaling | None) 
     return _blend(plain, scaling.factor, keep=_yarn_keep(head_dim, base, scaling)), attention_factor
 
 
-def _exponents(head_dim: int) -> Tensor:
-    return torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+def _exponents(head_dim: int, device: torch.device | str = "cpu") -> Tensor:
+    return torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim
 
 
 def _blend(frequencies: Tensor, factor: float, *, keep: Tensor) -> Tensor:

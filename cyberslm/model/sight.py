@@ -5,18 +5,21 @@
 
 Masks are boolean, True = may look, combined with ``&`` and never added; they are made here and nowhere else. A query
 that sees nothing gets zeros. `Sight` says what holds in the cheapest form there is, which kernels obey: a causal flag,
-rows cut into stretches that are causal by themselves, or a boolean of every pair.
+rows cut into stretches that are causal by themselves, blocks of pairs, or a boolean of every pair.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from cyberslm.errors import InputError
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 
 class Sight(NamedTuple):
@@ -31,11 +34,17 @@ class Sight(NamedTuple):
     window: int | None = None
     skip: int = 0
     """Leading keys that no query sees; ``allowed`` doesn't cover them."""
+    blocks: BlockMask | None = None
+    """Which blocks of pairs hold any that may be seen, and the rule inside them: what flex attention takes."""
 
     def mask(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
         """The boolean of every pair, ``(B or 1, H or 1, T, S)``, made if need be; None where all is seen."""
         if self.allowed is not None:
             return self.allowed
+        if self.blocks is not None:
+            from torch.nn.attention.flex_attention import create_mask
+
+            return create_mask(self.blocks.mask_mod, self.blocks.shape[0], 1, queries, keys, str(device))
         places = torch.arange(keys, device=device).unsqueeze(0)
         if self.runs is not None:
             runs = self.runs.to(device)
@@ -72,6 +81,18 @@ def visible(
     if real is not None:
         allowed_BTS = allowed_BTS & real[0].unsqueeze(2) & real[1].unsqueeze(1)
     return allowed_BTS.unsqueeze(1)
+
+
+def block_mask(positions: Tensor, docs: Tensor, window: int | None) -> BlockMask:
+    """The rule for packed documents, of positions and document numbers ``(B, T)``, as blocks; nothing waits for it."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def sees(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        allowed = (query >= key) & (docs[row, query] == docs[row, key])
+        return allowed if window is None else allowed & (positions[row, query] - positions[row, key] < window)
+
+    batch, columns = docs.shape
+    return create_block_mask(sees, batch, None, columns, columns, device=docs.device)
 
 
 def key_padding(attention_mask: Tensor, batch: int, columns: int) -> Tensor:

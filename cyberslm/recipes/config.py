@@ -108,8 +108,9 @@ class TrainRun:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; auto takes a GPU if there is one."""
 
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Arithmetic of matrix products; weights and moments are always fp32. auto = bf16 where the processor has it."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Arithmetic of matrix products; weights and moments are always fp32. auto = bf16 where the processor has it; fp16,
+    with a loss scale, only on a GPU that has no bf16."""
 
     compile: Literal["auto", True, False] = "auto"
     """Fuse the work between matrix products by torch.compile, which needs a C++ compiler; auto = for runs of some ten

@@ -143,7 +143,8 @@ def _gpus() -> Iterator[Finding]:
         for index in range(torch.cuda.device_count()):
             free, total = torch.cuda.mem_get_info(index)
             name = torch.cuda.get_device_name(index)
-            value = {"name": name, "total": total, "free": free, "bf16": torch.cuda.is_bf16_supported()}
+            bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+            value = {"name": name, "total": total, "free": free, "bf16": bf16}
             yield Finding(f"gpu {index}", value, f"{name}, {_gib(free)} free of {_gib(total)}")
         return
     fix = None

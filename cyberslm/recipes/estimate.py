@@ -25,7 +25,7 @@ from cyberslm.model.sizes import trained_flops_per_token
 from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.data import bytes_per_id, row_loader
 from cyberslm.recipes.folder import free_bytes, space_needed
-from cyberslm.recipes.machine import autocast, products
+from cyberslm.recipes.machine import autocast, loss_scale, products
 from cyberslm.training import hardware
 from cyberslm.training.config import NO_LIMIT
 from cyberslm.training.distributed import Dist
@@ -122,6 +122,7 @@ def estimate(run: TrainRun, prepared: Prepared, dist: Dist, *, probe: bool) -> E
         save_every=run.checkpoint.interval,
         autocast=autocast(run.precision, device),
         loss=partial(next_token_loss, z_loss=run.train.z_loss),
+        loss_scale=loss_scale(run),
     )
     model = CyberSLM(run.model, seed=run.seed, device=device)
     loader = row_loader(run, prepared, prepared.train)
@@ -140,9 +141,13 @@ def estimate(run: TrainRun, prepared: Prepared, dist: Dist, *, probe: bool) -> E
 def product_limit(run: TrainRun, rows: int, device: torch.device) -> float:
     """The rate of matrix products of the run's shape and precision in this process, in about half a second."""
     tokens = rows * run.model.max_seq_len
-    dtype = torch.bfloat16 if run.precision == "bf16" else torch.float32
     rates = product_rates(
-        device, dtype, rows=min(tokens, 8192), width=run.model.hidden_dim, inner=run.model.ffn_hidden_dim, seconds=0.1
+        device,
+        products(run),
+        rows=min(tokens, 8192),
+        width=run.model.hidden_dim,
+        inner=run.model.ffn_hidden_dim,
+        seconds=0.1,
     )
     return rates.limit
 
@@ -281,7 +286,7 @@ def _precision(run: TrainRun) -> dict:
     """What `needed` and `fitting` ask of the run besides its shape: AdamW keeps two moments of each weight."""
     return {
         "optimizer": 8 * run.model.num_parameters,
-        "bf16": run.precision == "bf16",
+        "bf16": run.precision != "fp32",
         "device": run.device,
     }
 

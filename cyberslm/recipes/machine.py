@@ -16,7 +16,9 @@ import torch
 from cyberslm.errors import ConfigError
 from cyberslm.recipes.config import TrainRun
 from cyberslm.training.limits import auto_precision
+from cyberslm.training.loss_scale import LossScale
 
+PRODUCTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PACKAGES = ("cyberslm", "torch", "sentencepiece", "safetensors", "numpy")
 
 
@@ -54,15 +56,20 @@ def cpu_threads(count: int) -> Iterator[None]:
 
 
 def autocast(precision: str, device: torch.device) -> Callable:
-    """A context for the forward pass: bf16 matrix products on fp32 weights, or nothing."""
+    """A context for the forward pass: bf16 or fp16 matrix products on fp32 weights, or nothing."""
     if precision == "fp32":
         return nullcontext
-    return partial(torch.autocast, device.type, dtype=torch.bfloat16)
+    return partial(torch.autocast, device.type, dtype=PRODUCTS[precision])
 
 
 def products(run: TrainRun) -> torch.dtype:
     """The dtype of matrix products."""
-    return torch.float32 if run.precision == "fp32" else torch.bfloat16
+    return PRODUCTS[run.precision]
+
+
+def loss_scale(run: TrainRun) -> LossScale | None:
+    """What keeps gradients from underflow, in the one precision whose range is that small."""
+    return LossScale() if run.precision == "fp16" else None
 
 
 def environment() -> dict[str, object]:

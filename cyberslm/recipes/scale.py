@@ -34,7 +34,7 @@ MOST_EPOCHS = 4
 BASE_WIDTH, BASE_RATE, EMBEDDING_RATE = 192, 2e-3, 1e-2
 ORIGINAL_MUON_RATE = 0.02
 """Of Muon's own step (muon_adjust: original), whose size already follows the shape of a matrix."""
-RATES = {"fp32": 4e10, "bf16": 7.5e10}
+RATES = {"fp32": 4e10, "bf16": 7.5e10, "fp16": 4e10}
 """Operations of training (6 a parameter and token) per second and thread that a time counts on: what models of 3 M and
 more reach on two threads of the lab's machine, whole steps measured by `cyberslm check` (docs/lab.md)."""
 GPU_RATE = 1e14

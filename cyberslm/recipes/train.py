@@ -41,7 +41,7 @@ from cyberslm.recipes.folder import refuse_other_run, require_space, write_run_f
 from cyberslm.recipes.header import header, processes
 from cyberslm.recipes.hooks import Process, RunHooks, check_samples
 from cyberslm.recipes.interrupts import Interrupts
-from cyberslm.recipes.machine import autocast, cpu_threads, on_this_machine
+from cyberslm.recipes.machine import autocast, cpu_threads, loss_scale, on_this_machine
 from cyberslm.training.compiled import compile_and_try, is_worth_compiling
 from cyberslm.training.distributed import Dist, joined
 from cyberslm.training.elsewhere import require_trackers
@@ -158,6 +158,7 @@ def _train(loaded: Loaded[TrainRun], process: Process, stop_at: int | None) -> O
         save_every=run.checkpoint.interval,
         autocast=this.autocast,
         loss=loss,
+        loss_scale=loss_scale(run),
         mean=this.mean,
         dist=dist,
         holding=holding,
@@ -229,12 +230,17 @@ def compile_if_asked(run: TrainRun, model: CyberSLM, loss: Loss, loader: RowLoad
         return
     started = time.perf_counter()
     rows = loader.batch(0, rank=dist.rank, world=dist.world).rows(0, run.train.micro_batch_size)
-    reasons = dist.gather(compile_and_try(model, loss, rows, autocast(run.precision, dist.device)))
-    if (reason := next(filter(None, reasons), None)) is not None:
+    failed = compile_and_try(model, loss, rows, autocast(run.precision, dist.device))
+    everywhere = dist.gather([model.is_compiled, failed])
+    failed = next((reason for _, reason in everywhere if reason is not None), None)
+    if not all(compiled for compiled, _ in everywhere):
         model.compile_blocks(on=False)
-        say(f"warning: not compiled, the run goes on without (compile: false leaves this out): {reason}")
-    else:
-        say(f"compiled: {time.perf_counter() - started:.0f} s")
+        say(f"warning: not compiled, the run goes on without (compile: false leaves this out): {failed}")
+        return
+    if failed is not None:
+        model.compile_blocks()  # on a rank where flex attention works too
+    slower = "" if failed is None else f"; warning: documents by a slower mask, as flex attention failed: {failed}"
+    say(f"compiled: {time.perf_counter() - started:.0f} s{slower}")
 
 
 def _finish(run: TrainRun, state: TrainState, prepared: Prepared, screen: Screen) -> None:
@@ -250,7 +256,8 @@ def _finish(run: TrainRun, state: TrainState, prepared: Prepared, screen: Screen
     score = found.manifest.get("validation") or {}
     screen.line("")
     why = f", ended by train.{state.ended}" if state.ended else ""
-    events = f"{state.bad_steps} skipped, {state.spikes} loss spikes, {state.rollbacks} rollbacks"
+    overflows = f"{state.overflows} skipped for fp16, " if run.precision == "fp16" else ""
+    events = f"{state.bad_steps} skipped, {overflows}{state.spikes} loss spikes, {state.rollbacks} rollbacks"
     screen.line(f"done: {state.step} steps, {short(state.tokens)} tokens, {events}{why}")
     if score:
         label = "best validation" if run.checkpoint.final == "best" else "last validation"

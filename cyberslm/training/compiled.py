@@ -35,12 +35,25 @@ def is_worth_compiling(config: CyberSLMConfig, train: TrainConfig) -> bool:
 def compile_and_try(
     model: CyberSLM, loss: Loss, batch: Batch, autocast: Callable[[], AbstractContextManager]
 ) -> str | None:
-    """Compile the blocks and run one forward and backward pass; else leave them as they were and return why.
+    """Compile the blocks and run one forward and backward pass; return what failed, None if nothing did.
 
-    Gradients are dropped, and the random state is as before.
+    Where flex attention for documents fails, the rest is compiled without it; where that fails too, ``model`` is as it
+    was. Gradients are dropped, and the random state is as before.
     """
     model.train()
+    failed = None
+    if batch.docs is not None and model.takes_flex:
+        model.compile_blocks(flex=True)
+        if (failed := _try(model, loss, batch, autocast)) is None:
+            return None
     model.compile_blocks()
+    if (worse := _try(model, loss, batch, autocast)) is None:
+        return failed
+    model.compile_blocks(on=False)
+    return worse
+
+
+def _try(model: CyberSLM, loss: Loss, batch: Batch, autocast: Callable[[], AbstractContextManager]) -> str | None:
     devices = [model.device] if model.device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices):
@@ -48,7 +61,6 @@ def compile_and_try(
                 objective = loss(model, batch.to(model.device)).objective
             objective.backward()
     except (RuntimeError, OSError, ImportError, subprocess.SubprocessError) as error:
-        model.compile_blocks(on=False)
         return next(iter(str(error).strip().splitlines()), type(error).__name__)
     finally:
         model.zero_grad(set_to_none=True)

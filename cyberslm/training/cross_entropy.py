@@ -7,7 +7,9 @@ https://arxiv.org/abs/2410.10989). With logits z, their log normaliser s and the
     loss = s - z_y    penalty = w s^2    d(loss + penalty)/dz = (1 + 2 w s) softmax(z) - onehot(y)
 
 Products are in the dtype that autocast asks for, else in that of the features; softmax, losses and the sum of the
-weight's gradient over chunks are at least fp32.
+weight's gradient over chunks are at least fp32. In fp16 most of a softmax's gradient would be 0: there it is held times
+`GAIN`, which is taken back where sums are fp32 and on the way back; features are made smaller by the number of rows
+that are summed over, so that their sum stays in range.
 
 Letters: N rows, D width, V vocabulary.
 """
@@ -25,6 +27,12 @@ CHUNK = 1 << 25
 """Logits held at once."""
 PIECE = 1 << 20
 """Logits whose softmax a CPU works on at once: they stay in its caches."""
+
+
+GAIN = 2.0**10
+"""What gradients of logits are multiplied by in fp16: 1e-10 is not yet 0, and 1 is far below the largest number."""
+FP16_ROWS = 1 << 12
+"""Most rows to sum over in fp16, which ends at 65,504: the smaller features have digits left."""
 
 
 class Head(NamedTuple):
@@ -64,17 +72,24 @@ class _Loss(torch.autograd.Function):
         d_features = torch.empty_like(features) if learns else None
         d_weight = torch.zeros_like(weight, dtype=wide) if learns else None
         sums = torch.zeros(2, dtype=wide, device=features.device)
+        gain = GAIN if features.dtype == torch.float16 else 1.0
         rows = max(1, CHUNK // weight.shape[0])
+        rows = rows if gain == 1.0 else min(rows, FP16_ROWS)
         size = rows if features.device.type != "cpu" else max(1, PIECE // weight.shape[0])
         for chunk in (slice(first, first + rows) for first in range(0, features.shape[0], rows)):
             logits = features[chunk] @ cast.mT
             pieces = (t.split(size) for t in (logits, targets[chunk], trained[chunk]))
             for piece, ids, known in zip(*pieces, strict=True):
-                sums += _piece(piece, ids, known, head, learns=learns)
+                sums += _piece(piece, ids, known, head, gain=gain if learns else None)
             if d_features is not None and d_weight is not None:
                 d_features[chunk] = logits @ cast
-                d_weight += logits.mT @ features[chunk]
+                if gain == 1.0:
+                    d_weight += logits.mT @ features[chunk]
+                else:
+                    small = 4 / (1 << len(logits).bit_length())
+                    d_weight.add_(logits.mT @ (features[chunk] * small), alpha=1 / (gain * small))
         ctx.save_for_backward(d_features, d_weight)
+        ctx.gain = gain
         objective, loss = sums.unbind()
         ctx.mark_non_differentiable(loss)
         return objective, loss
@@ -82,11 +97,11 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         d_features, d_weight = ctx.saved_tensors
-        return d_features * grads[0], d_weight * grads[0], None, None, None
+        return d_features * (grads[0] / ctx.gain), d_weight * grads[0], None, None, None
 
 
-def _piece(logits: Tensor, ids: Tensor, trained: Tensor, head: Head, *, learns: bool) -> Tensor:
-    """Objective and loss of the rows; if it ``learns`` the logits are overwritten by the objective's gradient."""
+def _piece(logits: Tensor, ids: Tensor, trained: Tensor, head: Head, *, gain: float | None) -> Tensor:
+    """Objective and loss of the rows; with a ``gain``, logits are overwritten by the objective's gradient times it."""
     wide = logits.to(at_least_fp32(logits.dtype))
     bent = None if head.softcap is None else (wide / head.softcap).tanh_()
     if bent is not None and head.softcap is not None:
@@ -95,13 +110,13 @@ def _piece(logits: Tensor, ids: Tensor, trained: Tensor, head: Head, *, learns: 
     normaliser = wide.amax(-1) - softmax.amax(-1).log()  # by the likeliest id, whose share is at least 1 / V
     loss = ((normaliser - wide.gather(1, targets).squeeze(1)) * trained).sum()
     penalty = head.z_loss * (normaliser.square() * trained).sum()
-    if learns:
+    if gain is not None:
         if head.z_loss:
             softmax *= (1 + 2 * head.z_loss * normaliser).unsqueeze(1)
         softmax.scatter_(1, targets, softmax.gather(1, targets) - 1)
         if bent is not None:
             softmax *= 1 - bent.square()
-        logits.copy_(softmax)
+        logits.copy_(softmax if gain == 1.0 else softmax.mul_(gain))
         if logits.device.type != "cpu":
             logits *= trained.unsqueeze(1)
     return torch.stack((loss + penalty, loss))

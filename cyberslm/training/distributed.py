@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as c10d
+from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from cyberslm.errors import ConfigError, TrainingError
@@ -83,9 +84,14 @@ class Dist:
         """For every number the list of all ranks' values in their order, as fp64."""
         if self.world == 1:
             return [[float(number)] for number in numbers]
-        mine = torch.tensor(numbers, dtype=torch.float64, device=self.device)
-        found = [torch.empty_like(mine) for _ in range(self.world)]
-        c10d.all_gather(found, mine)
+        return self.each_of(torch.tensor(numbers, dtype=torch.float64, device=self.device))
+
+    def each_of(self, mine: Tensor) -> list[list[float]]:
+        """`each` of a vector on the device, for which the host waits once."""
+        found = [mine]
+        if self.world > 1:
+            found = [torch.empty_like(mine) for _ in range(self.world)]
+            c10d.all_gather(found, mine)
         return torch.stack(found, dim=1).tolist()
 
     def total(self, number: float) -> float:

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 from cyberslm.errors import TrainingError
 from cyberslm.training.config import TrainConfig
+from cyberslm.training.loss_scale import FLOOR
 from cyberslm.training.state import TrainState
 
 WINDOW = 32
@@ -33,14 +34,26 @@ class Measured(NamedTuple):
     loss: float
     norm: float
     num_tokens: int
+    loss_scale: float = 1.0
 
     @property
     def is_sound(self) -> bool:
         return math.isfinite(self.loss) and math.isfinite(self.norm) and self.num_tokens > 0
 
+    @property
+    def overflowed(self) -> bool:
+        """Whether the gradient alone isn't finite and a smaller loss scale may mend it."""
+        return self.loss_scale > FLOOR and math.isfinite(self.loss) and not math.isfinite(self.norm)
+
 
 def judge(measured: Measured, state: TrainState, config: TrainConfig) -> Judgement:
-    """Judge the step after ``state.step``; spikes and steps skipped are counted in ``state``."""
+    """Judge the step after ``state.step``; spikes and steps skipped are counted in ``state``.
+
+    An overflow is skipped and counted apart: it is part of looking for the loss scale, and ends no run.
+    """
+    if measured.overflowed:
+        state.overflows += 1
+        return Judgement("skip", None)
     usual = _spike_over(measured.loss, state.recent, config.spike_factor) if measured.is_sound else None
     state.spikes += usual is not None
     if usual is not None and config.on_spike == "rollback":
@@ -69,7 +82,7 @@ def stop_if_hopeless(measured: Measured, state: TrainState, config: TrainConfig)
         )
     raise TrainingError(
         f"step {state.step}: loss or gradient was not finite {state.bad_in_a_row} steps in a row (train.max_bad_steps);"
-        " nothing of it was saved. Lower optimizer.lr, lengthen scheduler.warmup_steps or use precision: fp32"
+        " nothing of it was saved. Lower optimizer.lr, lengthen scheduler.warmup_steps or use another precision"
     )
 
 

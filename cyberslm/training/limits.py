@@ -120,7 +120,13 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def auto_precision(device: torch.device) -> Literal["fp32", "bf16"]:
-    """What ``precision: auto`` is there: bf16 where the processor has products of it."""
-    has_bf16 = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_avx512_bf16_supported()
-    return "bf16" if has_bf16 else "fp32"
+def auto_precision(device: torch.device) -> Literal["fp32", "bf16", "fp16"]:
+    """What ``precision: auto`` is there: bf16 where the processor has products of it.
+
+    On a GPU that has none, fp16 where it has tensor cores (compute capability 7); emulated bf16 is slower than fp32.
+    """
+    if device.type != "cuda":
+        return "bf16" if torch.cpu._is_avx512_bf16_supported() else "fp32"
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        return "bf16"
+    return "fp16" if torch.cuda.get_device_capability(device) >= (7, 0) else "fp32"

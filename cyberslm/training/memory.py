@@ -77,7 +77,7 @@ def needed(
 ) -> Needed:
     """Peak memory of training on rows of ``tokens`` (default ``max_seq_len``), on the processor or on one GPU.
 
-    ``optimizer``: bytes of the optimizer's state.
+    ``optimizer``: bytes of the optimizer's state. ``bf16``: products are in it, or in fp16.
     """
     measured = MEASURED[device]
     length = config.max_seq_len if tokens is None else tokens

@@ -75,7 +75,10 @@ def orthogonal(matrix: Tensor, products: torch.dtype) -> Tensor:
     """About U V^T of ``matrix`` = U S V^T: singular values end between 0.7 and 1.2, which is near enough."""
     a, b, c = COEFFICIENTS
     tall = matrix.shape[0] > matrix.shape[1]
-    x = (matrix.mT if tall else matrix).to(products)
+    x = matrix.mT if tall else matrix
+    if products == torch.float16:  # gradients are below its range as they are
+        x = x / x.norm().clamp(min=SMALLEST_NORM)
+    x = x.to(products)
     x = x / x.norm().clamp(min=SMALLEST_NORM)
     for _ in range(ITERATIONS):
         gram = x @ x.mT

@@ -13,6 +13,9 @@ from cyberslm.training.config import TrainConfig
 from cyberslm.training.schedule import Decision
 
 
+LATER = frozenset({"loss_scale", "steps_at_scale", "overflows"})
+
+
 @dataclass
 class TrainState:
     """Where a run stands. The next step is ``step + 1``; the position in the data follows from it."""
@@ -34,6 +37,12 @@ class TrainState:
     """... and the loss that is to be improved on."""
     recent: list[float] = field(default_factory=list)
     """The last losses that a spike is measured against."""
+    loss_scale: float | None = None
+    """With fp16: what the loss of the next step is multiplied by; None before the first step ..."""
+    steps_at_scale: int = 0
+    """... and the steps without overflow since it last changed."""
+    overflows: int = 0
+    """Steps skipped because a gradient exceeded fp16; they are none of the bad steps."""
     spikes: int = 0
     rollbacks: int = 0
     passed_rows: int = 0
@@ -50,7 +59,9 @@ class TrainState:
 
     @classmethod
     def from_json(cls, value: dict[str, object]) -> TrainState:
-        if set(value) != {field.name for field in fields(cls)}:
+        """What `to_json` gave; fields of `LATER` may be missing, as in files of a version without them."""
+        names = {field.name for field in fields(cls)}
+        if not names - LATER <= set(value) <= names:
             raise IntegrityError(f"train state holds {sorted(value)}, which is not what this version writes")
         state = cls(**value)  # type: ignore[arg-type]
         state.decisions = [Decision(*decision) for decision in state.decisions]

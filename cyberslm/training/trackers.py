@@ -196,6 +196,8 @@ class Meter:
             parts.insert(5, f"{self._share / max(self._seconds, 1e-9):.0%} of limit")
         if record["skipped"]:
             parts.append(f"skipped {record['skipped']}")
+        if record.get("overflows"):
+            parts.append(f"overflows {record['overflows']}")
         self._reset()
         return " | ".join(parts)
 

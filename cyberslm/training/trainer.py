@@ -31,7 +31,9 @@ from cyberslm.training.config import TrainConfig
 from cyberslm.training.distributed import Dist
 from cyberslm.training.ema import WeightMean
 from cyberslm.training.faults import Measured, Verdict, improved, judge, stop_if_hopeless
+from cyberslm.training.feed import Feed
 from cyberslm.training.loss import Loss, Score, next_token_loss
+from cyberslm.training.loss_scale import LossScale
 from cyberslm.training.optim import set_rates
 from cyberslm.training.schedule import SchedulerConfig, share_of_peak
 from cyberslm.training.shards import whole
@@ -65,6 +67,8 @@ class Plan:
     save_every: int
     autocast: Callable[[], AbstractContextManager] = nullcontext
     loss: Loss = next_token_loss
+    loss_scale: LossScale | None = None
+    """How the loss is scaled; None where its gradients don't underflow."""
     mean: WeightMean | None = None
     """The running mean of the weights, moved after every update."""
     clock: Callable[[], float] = time.perf_counter
@@ -83,6 +87,7 @@ def train(
     """
     model.train()
     pauses = plan.validate_every, plan.save_every
+    feed = Feed(loader, model.device, plan.dist)
     budget = Budget(
         plan.config,
         warmup_steps=plan.schedule.warmup_steps,
@@ -92,7 +97,7 @@ def train(
     with _own_random_state():
         stopping = False
         while state.step < plan.until and not state.is_over(plan.config) and not stopping:
-            verdict = _train_step(plan, model, optimizer, loader, state, hooks)
+            verdict = _train_step(plan, model, optimizer, feed, state, hooks)
             if verdict == "rollback":
                 state = _go_back(plan, loader, state, hooks)
                 continue
@@ -114,26 +119,31 @@ def _after_step(plan: Plan, state: TrainState, hooks: Hooks) -> bool:
 
 
 def _train_step(
-    plan: Plan, model: CyberSLM, optimizer: torch.optim.Optimizer, loader: RowLoader, state: TrainState, hooks: Hooks
+    plan: Plan, model: CyberSLM, optimizer: torch.optim.Optimizer, feed: Feed, state: TrainState, hooks: Hooks
 ) -> Verdict:
-    """Make the next step, unless its verdict is to go back: ``state`` then still has the step before."""
+    """Make the next step, unless its verdict is to go back: ``state`` then still has the step before.
+
+    The host waits for the device once, in `_finish_gradient`; with others it also hears how many tokens they have.
+    """
     started = time.perf_counter()
     step = state.step + 1
     rates = set_rates(optimizer, share_of_peak(step, plan.schedule, state.plan(plan.config)))
-    dist = plan.dist
-    torch.manual_seed(_step_seed(plan.seed, step, dist.rank))
-    batch = loader.batch(step - 1, rank=dist.rank, world=dist.world, passed=state.passed_rows)
-    tokens, rows = dist.each(int((batch.targets != IGNORE).sum()), batch.targets.shape[0])
-    num_tokens = int(sum(tokens))
-    passes = math.ceil(max(rows) / plan.config.micro_batch_size)
-    mine = _accumulate(plan, model, _micro_batches(plan, batch, passes), num_tokens)
-    losses, (norm, *_) = dist.each(mine, _clip(model, plan.config.grad_clip))
-    measured = Measured(math.fsum(losses) / max(1, num_tokens), norm, num_tokens)
+    torch.manual_seed(_step_seed(plan.seed, step, plan.dist.rank))
+    batch, num_tokens, most_rows = feed.rows(step, passed=state.passed_rows)
+    scale = 1.0 if plan.loss_scale is None else plan.loss_scale.of(state)
+    passes = math.ceil(most_rows / plan.config.micro_batch_size)
+    total = _accumulate(plan, model, _micro_batches(plan, batch, passes), max(1, num_tokens) / scale)
+    if step < plan.until:
+        feed.read_ahead(step + 1, passed=state.passed_rows)
+    loss_sum, norm = _finish_gradient(plan, model, total, scale)
+    measured = Measured(loss_sum / max(1, num_tokens), norm, num_tokens, scale)
     verdict, usual = judge(measured, state, plan.config)
+    if plan.loss_scale is not None:
+        plan.loss_scale.move(state, overflowed=not math.isfinite(norm))
     if verdict == "train":
         optimizer.step()
         if plan.mean is not None:
-            plan.mean.update(step - state.bad_steps)
+            plan.mean.update(step - state.bad_steps - state.overflows)
     optimizer.zero_grad(set_to_none=True)
     if usual is not None:
         hooks.record({"type": "spike", "step": step, "loss": measured.loss, "median": usual, "verdict": verdict})
@@ -156,6 +166,7 @@ def _train_step(
             "tokens_per_second": num_tokens / seconds,
         }
         | ({f"lr/{name}": rate for name, rate in rates.items()} if len(set(rates.values())) > 1 else {})
+        | ({"loss_scale": scale, "overflows": state.overflows} if plan.loss_scale is not None else {})
     )
     stop_if_hopeless(measured, state, plan.config)
     return verdict
@@ -199,26 +210,36 @@ def _micro_batches(plan: Plan, batch: Batch, count: int) -> list[Batch]:
     return parts + [nothing] * (count - len(parts))
 
 
-def _accumulate(plan: Plan, model: CyberSLM, parts: list[Batch], num_tokens: int) -> float:
-    """Add up gradients of the mean loss over all ranks' trained tokens; return this rank's summed loss."""
+def _accumulate(plan: Plan, model: CyberSLM, parts: list[Batch], divisor: float) -> Tensor:
+    """Add up gradients of the loss summed over all ranks' trained tokens, divided; return this rank's sum, fp64.
+
+    Nothing here may make the host wait for the device, so that the next micro-batch is under way when one ends.
+    """
     total = torch.zeros((), dtype=torch.float64, device=model.device)
-    divisor = max(1, num_tokens) / plan.dist.world  # ranks take the mean of their gradients
+    own_divisor = divisor / plan.dist.world  # ranks take the mean of their gradients
     for index, part in enumerate(parts, 1):
         with plan.holding() if index < len(parts) else nullcontext():
             with plan.autocast():
-                output = plan.loss(model, part.to(model.device))
-            (output.objective / divisor).backward()
+                output = plan.loss(model, part)
+            (output.objective / own_divisor).backward()
         total += output.loss_sum.detach()
-    return total.item()
+    return total
 
 
-def _clip(model: nn.Module, limit: float) -> float:
-    """Scale gradients down to the norm ``limit``; return the norm they had."""
+def _finish_gradient(plan: Plan, model: nn.Module, total: Tensor, scale: float) -> tuple[float, float]:
+    """Divide gradients by ``scale`` and clip them; the sum of all ranks' ``total``, and the norm before the clip.
+
+    A gradient that overflows on one rank is in every rank's norm, as gradients are exchanged before.
+    """
+    limit = plan.config.grad_clip
     gradients: list[Tensor] = [p.grad for p in model.parameters() if p.grad is not None]
+    if scale != 1.0:
+        torch._foreach_mul_(gradients, 1 / scale)
     norm = whole(nn.utils.get_total_norm(gradients))
-    if limit > 0 and torch.isfinite(norm):
+    losses, (size, *_) = plan.dist.each_of(torch.stack((total, norm.to(total))))
+    if limit > 0 and math.isfinite(size):
         nn.utils.clip_grads_with_norm_(model.parameters(), limit, norm)
-    return norm.item()
+    return math.fsum(losses), size
 
 
 def _validate(plan: Plan, state: TrainState, hooks: Hooks) -> Score | None:

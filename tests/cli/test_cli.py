@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 from conftest import MakeRun
 
 from cyberslm import cli
@@ -452,9 +453,19 @@ def test_run_inside_the_folder_of_its_text_works(
     assert call("train", "my.yaml", *steps).code == 0
 
 
-def test_out_of_memory_names_what_to_lower(call: Cli, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of ..."),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_out_of_memory_names_what_to_lower(
+    call: Cli, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
+) -> None:
     def greedy(*_: object, **__: object) -> None:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+        raise error
 
     monkeypatch.setattr("cyberslm.recipes.train.run_training", greedy)
     said = call("train", make_run())

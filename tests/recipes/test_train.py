@@ -37,8 +37,9 @@ def test_interrupted_run_gives_the_same_bits_as_a_straight_one(
     assert fingerprint(path.parent / "run") == fingerprint(trained / "run")
 
 
-def test_dropout_and_bf16_resume_to_the_same_bits(make_run: MakeRun, tmp_path: Path) -> None:
-    changes = {"model.dropout": 0.1, "model.attn_dropout": 0.1, "precision": "bf16", "train.max_steps": 8}
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_dropout_and_short_floats_resume_to_the_same_bits(make_run: MakeRun, tmp_path: Path, precision: str) -> None:
+    changes = {"model.dropout": 0.1, "model.attn_dropout": 0.1, "precision": precision, "train.max_steps": 8}
     prints = []
     for name, stops in (("straight", ()), ("stopped", (3, 5))):
         (tmp_path / name).mkdir()
@@ -47,6 +48,11 @@ def test_dropout_and_bf16_resume_to_the_same_bits(make_run: MakeRun, tmp_path: P
             train(path, stop_at=stop)
         train(path)
         prints.append(fingerprint(tmp_path / name / "run"))
+        state = json.loads(
+            (tmp_path / name / "run" / "checkpoints" / "step-00000008" / "training" / "state.json").read_text()
+        )
+        assert (state["loss_scale"] is None) is (precision == "bf16")
+        assert state["steps_at_scale"] == (0 if precision == "bf16" else 8 - state["overflows"])
     assert prints[0] == prints[1]
 
 

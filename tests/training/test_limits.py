@@ -4,10 +4,11 @@ import os
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from cyberslm.training import limits
-from cyberslm.training.limits import FreshMemory, fresh_memory, memory_bandwidth, product_rates
+from cyberslm.training.limits import FreshMemory, auto_precision, fresh_memory, memory_bandwidth, product_rates
 
 CPU = torch.device("cpu")
 
@@ -49,3 +50,20 @@ def test_pages_tell_whether_they_are_large() -> None:
     assert not FreshMemory(first=16_384, again=0).huge
     assert FreshMemory(first=40, again=40).huge
     assert fresh_memory().first >= 0
+
+
+@pytest.mark.parametrize(
+    ("bf16", "capability", "precision"), [(True, (9, 0), "bf16"), (False, (7, 5), "fp16"), (False, (6, 1), "fp32")]
+)
+def test_gpu_gets_fp16_only_where_it_has_no_bf16(
+    monkeypatch: pytest.MonkeyPatch, bf16: bool, capability: tuple[int, int], precision: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or bf16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert auto_precision(torch.device("cuda")) == precision
+
+
+@pytest.mark.parametrize(("bf16", "precision"), [(True, "bf16"), (False, "fp32")])
+def test_processor_never_gets_fp16(monkeypatch: pytest.MonkeyPatch, bf16: bool, precision: str) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16)
+    assert auto_precision(torch.device("cpu")) == precision

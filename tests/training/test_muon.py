@@ -127,3 +127,9 @@ def test_state_dict_of_torch_restores_the_optimizer() -> None:
         one.step()
         other.step()
     assert all(torch.equal(a, b) for a, b in zip([*first, gains[0]], [*second, gains[1]], strict=True))
+
+
+def test_fp16_keeps_gradients_that_are_below_its_range() -> None:
+    gradient = 1e-9 * torch.randn(24, 40, generator=torch.Generator().manual_seed(0))
+    right = orthogonal(gradient.double(), torch.float64)
+    assert (orthogonal(gradient, torch.float16).double() - right).norm() < 0.02 * right.norm()
