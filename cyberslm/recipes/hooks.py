@@ -30,7 +30,7 @@ from cyberslm.training.ema import TRAINED, WeightMean
 from cyberslm.training.loss import Score, join, measure
 from cyberslm.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from cyberslm.training.plots import can_plot, curves
-from cyberslm.training.sharing import cut_state, fill, whole_model, whole_tensors
+from cyberslm.training.sharing import fill, whole_model, whole_tensors
 from cyberslm.training.state import TrainState
 from cyberslm.training.trackers import (
     Meter,
@@ -184,7 +184,6 @@ class RunHooks:
             self.mean.load(trained)
             tensors = {name: tensor for name, tensor in tensors.items() if name not in trained}
         load_optimizer_tensors(self.optimizer, self.model, tensors)
-        cut_state(self.optimizer)
 
     def go_back(self, step: int) -> TrainState:
         if step == 0:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.training.muon import Adjustment, Muon
+from cyberslm.training.shards import cut_like
 
 ADAMW_STATE = ("exp_avg", "exp_avg_sq", "step")
 MUON_STATE = ("momentum_buffer",)
@@ -130,7 +131,8 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
 
 
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Restore what `optimizer_tensors` gave; nothing at all is the state before the first update.
+    """Restore what `optimizer_tensors` gave, whole, each cut as its parameter is; nothing is the state before the first
+    update.
 
     Raises `IntegrityError` naming a tensor that is missing, unknown, or of another shape or type.
     """
@@ -155,7 +157,8 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module, t
     optimizer.state.clear()
     for key, value in tensors.items():
         kind, _, name = key.partition("/")
-        optimizer.state[parameters[name]][kind] = value.to(parameters[name].device)
+        parameter, there = parameters[name], value.to(parameters[name].device)
+        optimizer.state[parameter][kind] = there if kind in SCALARS else cut_like(there, parameter)
 
 
 def _group_of(name: str, parameter: Tensor) -> str:

@@ -25,7 +25,7 @@ def own_part(tensor: Tensor) -> Tensor:
 
 
 def cut_like(value: Tensor, like: Tensor) -> Tensor:
-    """The full ``value``, which every rank has, cut as ``like`` is; nothing is sent."""
+    """The full ``value``, which every rank has, cut as ``like`` is; nothing is sent, and the rest of it isn't kept."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(like, DTensor) or isinstance(value, DTensor):

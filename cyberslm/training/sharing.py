@@ -125,11 +125,3 @@ def fill(model: CyberSLM, weights: Mapping[str, Tensor]) -> None:
     """Give the model, cut up or not, the full weights of that state dict, which every rank has."""
     for name, parameter in model.named_parameters():
         own_part(parameter).copy_(own_part(cut_like(weights[name].to(parameter.device), parameter)))
-
-
-def cut_state(optimizer: torch.optim.Optimizer) -> None:
-    """Cut an optimizer's full state tensors as their parameters are cut, keeping this rank's part."""
-    for parameter, state in optimizer.state.items():
-        for kind, value in state.items():
-            if value.shape == parameter.shape:
-                state[kind] = cut_like(value, parameter)

@@ -21,9 +21,15 @@ from cyberslm.training.config import TrainConfig
 from cyberslm.training.distributed import Dist, DistributedConfig, first_to_tell, joined
 from cyberslm.training.ema import WeightMean
 from cyberslm.training.loss import Loss, LossOutput, Score, join, next_token_loss
-from cyberslm.training.optim import OptimizerConfig, build_optimizer, optimizer_tensors
+from cyberslm.training.optim import (
+    ADAMW_STATE,
+    OptimizerConfig,
+    build_optimizer,
+    load_optimizer_tensors,
+    optimizer_tensors,
+)
 from cyberslm.training.schedule import SchedulerConfig
-from cyberslm.training.shards import cut_like, whole
+from cyberslm.training.shards import cut_like, own_part, whole
 from cyberslm.training.sharing import fill, recompute_blocks, share, whole_model
 from cyberslm.training.state import TrainState
 from cyberslm.training.trainer import Plan, train
@@ -397,6 +403,31 @@ def test_matrices_that_are_cut_up_take_the_step_of_whole_ones(name: str) -> None
         assert sharded.keys() == plain.keys()
         for key, value in sharded.items():
             np.testing.assert_allclose(value, plain[key], rtol=1e-6, atol=1e-7, err_msg=key)
+
+
+def restored_sizes() -> list[tuple[int, int]]:
+    """Bytes of each moment that a rank of two got back, and of the memory that it keeps for it."""
+    with joined(DistributedConfig(strategy="fsdp"), CPU) as dist:
+        model = CyberSLM(CyberSLMConfig(**SIZES), seed=1)
+        share(model, next_token_loss, dist, precision="fp32")
+        optimizer = build_optimizer(model, OptimizerConfig())
+        full = {
+            f"{kind}/{name}": torch.zeros(() if kind == "step" else p.shape)
+            for name, p in model.named_parameters()
+            for kind in ADAMW_STATE
+        }
+        load_optimizer_tensors(optimizer, model, full)
+        parts = {key: own_part(tensor) for key, tensor in optimizer_tensors(optimizer, model).items()}
+        assert all(
+            2 * part.numel() < full[key].numel() + 2 * full[key].shape[-1] for key, part in parts.items() if part.ndim
+        )
+        return [(part.nbytes, part.untyped_storage().nbytes()) for part in parts.values()]
+
+
+def test_restored_moments_keep_the_memory_of_their_part_alone() -> None:
+    """A part that is a view of the whole tensor would keep all of it; torch copies it."""
+    for sizes in all_of(in_ranks(restored_sizes)):
+        assert all(kept == size for size, kept in sizes)
 
 
 def kept_bytes(model: CyberSLM, batch: Batch) -> int:
