@@ -80,7 +80,8 @@ class Rows:
         if self.documents:
             each = min(DOCUMENT, length // 3)
             docs = (torch.arange(length) // each).expand(self.number, length).contiguous()
-        return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), docs)
+        whole = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), docs)
+        return whole.rows(self.number * rank // world, self.number * (rank + 1) // world)
 
 
 @dataclass

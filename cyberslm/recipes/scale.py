@@ -36,7 +36,8 @@ ORIGINAL_MUON_RATE = 0.02
 """Of Muon's own step (muon_adjust: original), whose size already follows the shape of a matrix."""
 RATES = {"fp32": 4e10, "bf16": 7.5e10, "fp16": 4e10}
 """Operations of training (6 a parameter and token) per second and thread that a time counts on: what models of 3 M and
-more reach on two threads of the lab's machine, whole steps measured by `cyberslm check` (docs/lab.md)."""
+more reach on two threads of the lab's machine, whole steps measured by `cyberslm check` (docs/lab.md). fp16, which was
+not measured, counts as fp32."""
 GPU_RATE = 1e14
 """The same for a GPU, not measured: a third of the bf16 products of an A100's data sheet."""
 VOCABULARIES = ((1e6, 1_024), (2e6, 2_048), (6e6, 4_096), (15e6, 8_192), (30e6, 16_000), (math.inf, 32_000))

@@ -12,8 +12,8 @@ from cyberslm.errors import IntegrityError
 from cyberslm.training.config import TrainConfig
 from cyberslm.training.schedule import Decision
 
-
 LATER = frozenset({"loss_scale", "steps_at_scale", "overflows"})
+"""Fields that older files lack."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class TrainState:
 
     @classmethod
     def from_json(cls, value: dict[str, object]) -> TrainState:
-        """What `to_json` gave; fields of `LATER` may be missing, as in files of a version without them."""
+        """What `to_json` gave, now or before there were the fields of `LATER`."""
         names = {field.name for field in fields(cls)}
         if not names - LATER <= set(value) <= names:
             raise IntegrityError(f"train state holds {sorted(value)}, which is not what this version writes")

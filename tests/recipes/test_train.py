@@ -23,6 +23,7 @@ from cyberslm.recipes.config import TrainRun, load_run
 from cyberslm.recipes.data import ensure_prepared
 from cyberslm.recipes.evaluate import evaluate
 from cyberslm.recipes.train import run_training
+from cyberslm.training.state import LATER, TrainState
 from cyberslm.training.trackers import read_metrics
 
 
@@ -54,6 +55,26 @@ def test_dropout_and_short_floats_resume_to_the_same_bits(make_run: MakeRun, tmp
         assert (state["loss_scale"] is None) is (precision == "bf16")
         assert state["steps_at_scale"] == (0 if precision == "bf16" else 8 - state["overflows"])
     assert prints[0] == prints[1]
+
+
+def test_checkpoint_of_a_version_without_a_loss_scale_goes_on_to_the_same_bits(
+    make_run: MakeRun, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, known = make_run(), TrainState.to_json
+    with monkeypatch.context() as before:
+        before.setattr(
+            TrainState, "to_json", lambda self: {key: v for key, v in known(self).items() if key not in LATER}
+        )
+        train(path, stop_at=7)
+    train(path)
+    assert fingerprint(path.parent / "run") == fingerprint(trained / "run")
+
+
+@pytest.mark.parametrize(("gone", "more"), [("spikes", {}), (None, {"mood": 1})])
+def test_state_of_another_form_is_refused(gone: str | None, more: dict) -> None:
+    value = {key: v for key, v in TrainState().to_json().items() if key != gone} | more
+    with pytest.raises(IntegrityError, match="train state holds"):
+        TrainState.from_json(value)
 
 
 def test_run_folder_holds_what_the_design_says(trained: Path) -> None:

@@ -21,6 +21,7 @@ from cyberslm.training.config import TrainConfig
 from cyberslm.training.distributed import Dist, DistributedConfig, first_to_tell, joined
 from cyberslm.training.ema import WeightMean
 from cyberslm.training.loss import Loss, LossOutput, Score, join, next_token_loss
+from cyberslm.training.loss_scale import LossScale
 from cyberslm.training.optim import (
     ADAMW_STATE,
     OptimizerConfig,
@@ -94,6 +95,7 @@ class Seen(torch.optim.SGD):
 
 
 SHOWN = ("step", "loss", "grad_norm", "step_tokens", "tokens", "skipped")
+SCALED = ("loss_scale", "overflows")
 Case = dict[str, Any]
 Result = tuple[list[dict[str, np.ndarray]], list[dict]]
 
@@ -103,7 +105,9 @@ def go(case: Case, dist: Dist) -> Result:
     model = CyberSLM(CyberSLMConfig(**SIZES | case.get("model", {})), seed=1)
     if case.get("recompute"):
         recompute_blocks(model)
-    loss: Loss = poisoned_for(dist.rank) if case.get("poisoned") else next_token_loss
+    loss: Loss = next_token_loss
+    if poison := case.get("poisoned"):
+        loss = poisoned_for(dist.rank, poison)
     shared = share(model, loss, dist, precision=case.get("precision", "fp32"))
     optimizer, hooks = Seen(model), Hooks()
     config = TrainConfig(
@@ -122,18 +126,20 @@ def go(case: Case, dist: Dist) -> Result:
         loss=shared.loss,
         holding=shared.holding,
         dist=dist,
+        loss_scale=case.get("loss_scale"),
     )
     train(plan, model, optimizer, Rows(case["rows"]), TrainState(), hooks)
     left = {name: p.detach().numpy() for name, p in whole_model(model).named_parameters()}
-    return [optimizer.gradients, left], [{key: record[key] for key in SHOWN} for record in hooks.records]
+    shown = [{key: record[key] for key in (*SHOWN, *SCALED) if key in record} for record in hooks.records]
+    return [optimizer.gradients, left], shown
 
 
-def poisoned_for(rank: int) -> Callable[[CyberSLM, Batch], LossOutput]:
-    """The last rank's loss is infinite."""
+def poisoned_for(rank: int, poison: Sequence[str]) -> Callable[[CyberSLM, Batch], LossOutput]:
+    """Those parts of the last rank's loss are infinite."""
 
     def loss(model: CyberSLM, batch: Batch) -> LossOutput:
         output = next_token_loss(model, batch)
-        infinite = {"objective": output.objective * math.inf, "loss_sum": output.loss_sum * math.inf}
+        infinite = {name: getattr(output, name) * math.inf for name in poison}
         return output._replace(**infinite) if rank == 1 else output
 
     return loss
@@ -146,6 +152,7 @@ CASES: dict[str, Case] = {
     "clipped": {"rows": (5, 9, 16), "micro": 2, "clip": 0.05},
     "untied": {"rows": (5, 9, 16), "micro": 2, "model": {"tie_weights": False}},
     "activations computed again": {"rows": (5, 9, 16), "micro": 1, "recompute": True},
+    "scaled and clipped": {"rows": (5, 9, 16), "micro": 2, "clip": 0.05, "loss_scale": LossScale()},
 }
 
 
@@ -200,15 +207,21 @@ def mixed_precision() -> list[dict[str, np.ndarray]]:
 
 def skipping(strategy: str) -> list[dict]:
     with joined(DistributedConfig(strategy=strategy), CPU) as dist:
-        (_, left), records = go({"rows": (4, 5, 6), "micro": 1, "poisoned": True}, dist)
-        assert all(np.isfinite(value).all() for value in left.values())
-        return records
+        found = []
+        for poison, scale in ((("objective", "loss_sum"), None), (("objective",), LossScale(start=2.0))):
+            case = {"rows": (4, 5, 6), "micro": 1, "poisoned": poison, "loss_scale": scale}
+            (_, left), records = go(case, dist)
+            assert all(np.isfinite(value).all() for value in left.values())
+            found += records
+        return found
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_step_that_is_not_finite_on_one_rank_is_skipped_by_all(strategy: str) -> None:
+    """With a loss scale a gradient alone that isn't is an overflow on all, until the scale is 1."""
     for records in all_of(in_ranks(skipping, strategy)):
-        assert [record["skipped"] for record in records] == [1, 2]
+        assert [record["skipped"] for record in records] == [1, 2, 0, 1]
+        assert [record[name] for name in SCALED for record in records[2:]] == [2.0, 1.0, 1, 1]
 
 
 def together() -> list[Any]:

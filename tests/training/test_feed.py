@@ -17,10 +17,11 @@ from cyberslm.model.config import CyberSLMConfig, RopeScaling
 from cyberslm.model.model import CyberSLM
 from cyberslm.model.plan import over_documents
 from cyberslm.training.config import TrainConfig
+from cyberslm.training.distributed import Dist
 from cyberslm.training.feed import Feed
 from cyberslm.training.loss import next_token_loss
 from cyberslm.training.schedule import SchedulerConfig
-from cyberslm.training.trainer import Plan, _accumulate
+from cyberslm.training.trainer import Plan, _accumulate, _micro_batches
 
 META = torch.device("meta")
 CONFIG = CyberSLMConfig(vocab_size=40, hidden_dim=32, num_layers=2, num_heads=4, num_kv_heads=2, ffn_hidden_dim=48)
@@ -32,15 +33,16 @@ class Rows:
     def __init__(self) -> None:
         self.read: list[tuple[int, int]] = []
 
-    def batch(self, step: int, *, passed: int) -> Batch:
+    def batch(self, step: int, *, rank: int, world: int, passed: int) -> Batch:
+        assert (rank, world) == (0, 1)
         self.read.append((step, passed))
         return Batch(torch.full((2, 4), step + passed), torch.full((2, 4), -100).index_fill(1, torch.tensor([0]), 5))
 
 
 def test_next_steps_rows_are_read_once_and_early_where_a_device_works_meanwhile() -> None:
     rows = Rows()
-    feed = Feed(rows, META)  # type: ignore[arg-type]
-    assert feed.rows(1, passed=0).num_tokens == 2
+    feed = Feed(rows, META, Dist())  # type: ignore[arg-type]
+    assert feed.rows(1, passed=0)[1:] == (2, 2)
     feed.read_ahead(2, passed=0)
     assert rows.read == [(0, 0), (1, 0)]
     assert feed.rows(2, passed=0).batch.input_ids.device == META
@@ -52,7 +54,7 @@ def test_next_steps_rows_are_read_once_and_early_where_a_device_works_meanwhile(
 
 def test_processor_reads_when_it_trains() -> None:
     rows = Rows()
-    feed = Feed(rows, torch.device("cpu"))  # type: ignore[arg-type]
+    feed = Feed(rows, torch.device("cpu"), Dist())  # type: ignore[arg-type]
     feed.read_ahead(1, passed=0)
     assert rows.read == []
     assert feed.rows(3, passed=4).batch.input_ids.unique().tolist() == [6]
@@ -156,7 +158,7 @@ def test_forward_and_backward_of_all_micro_batches_read_no_value(
         loss=partial(next_token_loss, z_loss=0.1),
     )
     with waits() as found:
-        total = _accumulate(plan, model, rows("meta", documents=documents), 64.0)
+        total = _accumulate(plan, model, _micro_batches(plan, rows("meta", documents=documents), 3), 64.0)
     assert total.is_meta
     assert all(p.grad is not None and p.grad.is_meta for p in model.parameters())
     assert found == []
