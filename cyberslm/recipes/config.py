@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -20,7 +19,7 @@ from cyberslm.recipes.scale import GPU_RATE, RATES, Dial, derive
 from cyberslm.text.config import TokenizerConfig
 from cyberslm.text.tokenizer import open_tokenizer
 from cyberslm.training.config import NO_LIMIT, TrainConfig
-from cyberslm.training.distributed import DistributedConfig
+from cyberslm.training.distributed import DistributedConfig, place
 from cyberslm.training.elsewhere import TRACKERS
 from cyberslm.training.hardware import cores
 from cyberslm.training.limits import auto_precision
@@ -234,7 +233,7 @@ def _size_of_tokenizer(given: Mapping[str, Any]) -> int:
 
 def _operations_per_second(given: Mapping[str, Any]) -> float:
     """What all processes together are counted on to train with."""
-    world, neighbours = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    _, world, _, neighbours = place()
     device = torch.device("cuda" if given.get("device") != "cpu" and torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
         return world * GPU_RATE

@@ -15,6 +15,7 @@ import torch
 
 from cyberslm.errors import ConfigError
 from cyberslm.recipes.config import TrainRun
+from cyberslm.training.distributed import place
 from cyberslm.training.limits import auto_precision
 from cyberslm.training.loss_scale import LossScale
 
@@ -44,7 +45,7 @@ def on_this_machine(run: TrainRun) -> tuple[TrainRun, torch.device]:
 def cpu_threads(count: int) -> Iterator[None]:
     """Compute with ``count`` threads (0 = as it is, or this process's share of torchrun's), then as before."""
     before = torch.get_num_threads()
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    processes = place().neighbours
     if not count and processes > 1:  # torchrun gives each process one thread
         count = max(1, len(os.sched_getaffinity(0)) // processes)
     if count:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as c10d
@@ -128,16 +128,27 @@ class Dist:
         return done
 
 
+class Place(NamedTuple):
+    """Where torchrun started this process: among all of the run, and among the ``neighbours`` on this machine."""
+
+    rank: int
+    world: int
+    local_rank: int
+    neighbours: int
+
+
+def place() -> Place:
+    """This process's, by the environment; alone without one. Raises `ConfigError` for what is no number there."""
+    return Place(_number("RANK", 0), _number("WORLD_SIZE", 1), _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1))
+
+
 @contextmanager
 def joined(config: DistributedConfig, device: torch.device) -> Iterator[Dist]:
     """This process's place among those that torchrun started, while the block runs.
 
     Raises `ConfigError` for an environment that doesn't fit, `TrainingError` when another rank is gone.
     """
-    rank, world, local_rank, neighbours = (
-        _number(key, other)
-        for key, other in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
-    )
+    rank, world, local_rank, neighbours = place()
     strategy: Strategy = "fsdp" if config.strategy == "fsdp" else "ddp"
     if world == 1 and strategy == "ddp":
         yield Dist(device=device)
@@ -239,8 +250,10 @@ def first_to_tell() -> bool:
     return True
 
 
-def _number(key: str, other: int) -> int:
-    value = os.environ.get(key, str(other))
-    if not value.isdigit():
-        raise ConfigError(f"the environment's {key} must be a whole number, not {value!r}: torchrun sets it")
+def _number(key: str, least: int) -> int:
+    value = os.environ.get(key, str(least))
+    if not value.isdecimal() or int(value) < least:
+        raise ConfigError(
+            f"the environment's {key} must be a whole number from {least} on, not {value!r}: torchrun sets it"
+        )
     return int(value)

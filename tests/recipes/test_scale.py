@@ -18,6 +18,7 @@ from cyberslm.model.config import CyberSLMConfig
 from cyberslm.recipes.check import check
 from cyberslm.recipes.config import TrainRun, follow_scale, load_run
 from cyberslm.recipes.data import write_tokenizer
+from cyberslm.recipes.machine import cpu_threads
 from cyberslm.recipes.scale import Dial, derive
 from cyberslm.recipes.starter import BYTES_PER_TOKEN, starter
 from cyberslm.recipes.train import run_training
@@ -257,6 +258,19 @@ def test_processes_together_buy_more(make_run: MakeRun, monkeypatch: pytest.Monk
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert follow_scale(given | {"threads": 1}) == alone
     assert follow_scale(given) == apart
+
+
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "LOCAL_WORLD_SIZE"])
+@pytest.mark.parametrize("value", ["many", "0", ""])
+def test_number_of_processes_that_is_none_is_an_error_line(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    path = make_run()
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"the environment's {name} must be a whole number from 1 on"):
+        load_run(path, ["scale=10min"])
+    with pytest.raises(ConfigError, match=name), cpu_threads(0):
+        pass
 
 
 def test_given_tokenizer_counts_with_its_vocabulary(make_run: MakeRun, tmp_path: Path) -> None:

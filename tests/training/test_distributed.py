@@ -277,7 +277,10 @@ def test_fsdp_on_one_process_is_honoured() -> None:
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        ({"WORLD_SIZE": "two"}, "WORLD_SIZE must be a whole number, not 'two'"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE must be a whole number from 1 on, not 'two'"),
+        ({"LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE must be a whole number from 1 on, not '0'"),
+        ({"RANK": "-1"}, "RANK must be a whole number from 0 on, not '-1'"),
+        ({"LOCAL_RANK": "\u00b2"}, "LOCAL_RANK must be a whole number from 0 on"),
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2 but RANK is not set: start the processes with torchrun"),
         ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost"}, "MASTER_PORT is not set"),
     ],
