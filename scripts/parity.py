@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--out", type=Path, default=Path("runs/parity"))
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     settings = [
         f"train.max_steps={arguments.steps}",
         f"eval.interval={arguments.steps}",

@@ -2,10 +2,10 @@
 
     python scripts/resume_matrix.py CONFIG [--steps 24] [--out runs/resume] [--ways "fp32" "DDP on 2"] [key=value ...]
 
-For each way a run goes straight to its end; then for each step one run is stopped after it, one is killed (SIGKILL, where
-one process trains) when its line is written and nothing else yet, and the same call goes on with both. Weights, moments,
-state, loss, rate and norm of every step and the model in final/ must be equal. Prints a table; ends with 1 if a run
-differs.
+For each way a run goes straight to its end; then for each step one run is stopped after it, one is killed (SIGKILL,
+where one process trains) when its line is written and nothing else yet, and the same call goes on with both. Weights,
+moments, state, loss, rate and norm of every step and the model in final/ must be equal. Prints a table; ends with 1 if
+a run differs.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/resume"))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY")
     parser.add_argument("--inside", choices=WAYS, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     if arguments.inside:
         work = Work(arguments.config, arguments.settings, arguments.out, arguments.steps)
         one_way(arguments.inside, work)
