@@ -14,16 +14,20 @@ to nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
+from cyberslm.decoding.history import History
 from cyberslm.errors import GenerationError
 
 MOST = 16
-"""Tokens that one draft may hold: a pass over so many costs little more than one over a single token."""
+"""Tokens that one draft may hold ..."""
+
+WIDEST = 24
+"""... and tokens of all rows in a pass that checks drafts: so many cost little more than one of each row."""
 
 LONGEST, SHORTEST = 4, 2
 """Tokens that have to repeat for a guess; the longest repetition is asked first."""
@@ -34,6 +38,26 @@ class Drafter(Protocol):
 
     def follow(self, tokens: Sequence[int]) -> None: ...
     def guess(self, most: int) -> list[int]: ...
+
+
+class Guesses:
+    """One row's drafter at its pace."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter, self._pace, self._followed = drafter, Pace(), 0
+
+    def next(self, history: History, most: int) -> list[int]:
+        """At most ``most`` tokens that may follow the row."""
+        most = min(most, self._pace.allowance()) if most > 0 else 0
+        if most <= 0:
+            return []
+        self._drafter.follow(history.since(self._followed))
+        self._followed = len(history)
+        return self._drafter.guess(most)
+
+    def record(self, guessed: int, right: int) -> None:
+        """``right`` of ``guessed`` tokens were chosen."""
+        self._pace.record(guessed, right)
 
 
 @dataclass
@@ -139,20 +163,18 @@ class DraftModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Speculation:
-    """How drafts are made: ``lookup`` in the row's own text, or by a ``model``. Raises `GenerationError` for both."""
+    """How drafts are made: by ``lookup`` in the row's own text, or by a ``model`` with the same ids.
+
+    Raises `GenerationError` for both and for neither.
+    """
 
     lookup: bool = False
     model: Any = None
-    most: int = field(default=MOST)
 
     def __post_init__(self) -> None:
         if self.lookup == (self.model is not None):
             raise GenerationError("speculation needs lookup or a model, and not both")
-        if not 1 <= self.most <= 64:
-            raise GenerationError(f"most must be from 1 to 64 tokens a draft, not {self.most}")
 
-    def drafter(self, capacity: int) -> Drafter:
-        return PromptLookup() if self.lookup else DraftModel(self.model, capacity)
-
-
-Drafters = Callable[[int], Drafter]
+    def guesses(self, capacity: int) -> Guesses:
+        """Those of a row of at most ``capacity`` tokens."""
+        return Guesses(PromptLookup() if self.lookup else DraftModel(self.model, capacity))

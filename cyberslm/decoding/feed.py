@@ -43,9 +43,11 @@ class Cache(Protocol):
 
     lengths: list[int]
     capacities: list[int]
+    columns: int
 
     def keep(self, rows: Sequence[int]) -> None: ...
     def append(self, other: Any) -> None: ...
+    def truncate(self, lengths: Sequence[int]) -> None: ...
 
 
 def prefill(model: LanguageModel, prompts: Sequence[Sequence[int]], cache: Cache, *, chunk: int) -> Tensor:
@@ -67,6 +69,19 @@ def prefill(model: LanguageModel, prompts: Sequence[Sequence[int]], cache: Cache
         within = ((ends > start) & (ends <= stop)).unsqueeze(1)
         last = here if last is None else torch.where(within, here, last)
     return model.head(last)  # type: ignore[arg-type]
+
+
+def feed(model: LanguageModel, rows: Sequence[Sequence[int]], cache: Cache) -> Tensor:
+    """Feed one or more tokens to each row of ``cache``; logits ``(B, T, V)`` after each, padded on the right."""
+    counts = [len(row) for row in rows]
+    longest = max(counts)
+    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=model.device)
+    mask = None
+    if min(counts) < longest:
+        ends = torch.tensor([[*held] for held in zip(cache.lengths, counts, strict=True)], device=model.device)
+        past, new = torch.arange(cache.columns, device=model.device), torch.arange(longest, device=model.device)
+        mask = torch.cat((past < ends[:, :1], new < ends[:, 1:]), dim=1)
+    return model.head(model.features(ids, mask, cache=cache))
 
 
 @contextmanager
