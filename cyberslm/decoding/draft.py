@@ -111,8 +111,9 @@ class PromptLookup:
                     ends[tuple(ids[end - size : end])] = end
         self._indexed = max(self._indexed, held)
         for size in range(LONGEST, SHORTEST - 1, -1):
-            if held > size and (end := self._ends[size - SHORTEST].get(tuple(ids[held - size :]))) is not None:
-                return _continued(ids, end, most)
+            found = self._ends[size - SHORTEST].get(tuple(ids[held - size :])) if held > size else None
+            if found is not None:
+                return _continued(ids, found, most)
         return []
 
 

@@ -45,13 +45,18 @@ class Cache(Protocol):
     capacities: list[int]
     columns: int
 
+    @property
+    def num_bytes(self) -> int: ...
+
     def keep(self, rows: Sequence[int]) -> None: ...
     def append(self, other: Any) -> None: ...
+    def copy_row(self, row: int, length: int, capacity: int) -> Cache: ...
     def truncate(self, lengths: Sequence[int]) -> None: ...
 
 
 def prefill(model: LanguageModel, prompts: Sequence[Sequence[int]], cache: Cache, *, chunk: int) -> Tensor:
-    """Feed all prompts into an empty cache; the logits ``(B, V)`` after each one's last token."""
+    """Feed all prompts into an empty cache, or one into a cache of one row; logits ``(B, V)`` after each one's last
+    token."""
     lengths = [len(prompt) for prompt in prompts]
     longest = max(lengths)
     ids = torch.zeros(len(prompts), longest, dtype=torch.int64)

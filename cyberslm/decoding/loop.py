@@ -22,8 +22,9 @@ from torch import Tensor
 from cyberslm.decoding.beam import Beam, beam_search, search_steps
 from cyberslm.decoding.choice import Chooser, Ids, choose, likelihood
 from cyberslm.decoding.draft import WIDEST, Guesses, Speculation
-from cyberslm.decoding.feed import PREFILL_CHUNK, Cache, LanguageModel, evaluating, feed, prefill
+from cyberslm.decoding.feed import PREFILL_CHUNK, Cache, LanguageModel, evaluating, feed
 from cyberslm.decoding.history import History
+from cyberslm.decoding.prefixes import PrefixCache, prefill_new
 from cyberslm.decoding.request import FinishReason, Fitted, Request, Step, check, window
 from cyberslm.errors import GenerationError
 
@@ -61,7 +62,8 @@ class _Row:
 class Batch:
     """Rows that are continued together. ``allowed`` is a boolean ``(V,)`` of ids that may be made (default: all), to
     which each request adds its own stop ids; ``stop_ids`` end every row. With ``speculation`` a step may make several
-    tokens of a row, the same ones in fewer passes."""
+    tokens of a row, the same ones in fewer passes. With ``prefixes`` what prompts have in common with earlier ones is
+    not fed again."""
 
     def __init__(
         self,
@@ -71,8 +73,10 @@ class Batch:
         allowed: Tensor | None = None,
         chunk: int = PREFILL_CHUNK,
         speculation: Speculation | None = None,
+        prefixes: PrefixCache | None = None,
     ) -> None:
-        self._model, self._stop_ids, self._chunk, self._speculation = model, stop_ids, chunk, speculation
+        self._model, self._stop_ids, self._chunk = model, stop_ids, chunk
+        self._speculation, self._prefixes = speculation, prefixes
         never = () if allowed is None else (~allowed).nonzero().flatten().tolist()
         self._never = Ids(never, model.device)
         self._rows: list[_Row] = []
@@ -235,8 +239,8 @@ class Batch:
             chooser = rows[0].chooser
             tokens = chooser.history.tokens
             texts.append(tokens if len(tokens) <= limit else window(tokens, chooser.params.sinks, limit))
-        cache = self._model.new_cache(len(groups), [min(rows[0].capacity, limit) for rows in groups])
-        logits_BV = prefill(self._model, texts, cache, chunk=self._chunk)
+        capacities = [min(rows[0].capacity, limit) for rows in groups]
+        logits_BV, cache = prefill_new(self._model, texts, capacities, chunk=self._chunk, prefixes=self._prefixes)
         copies = [place for place, rows in enumerate(groups) for _ in rows]
         if len(copies) > len(groups):
             cache.keep(copies)

@@ -105,15 +105,15 @@ def test_rows_join_and_leave_between_drafted_steps() -> None:
 
 @torch.no_grad()
 def test_sampled_tokens_with_drafts_follow_the_distribution() -> None:
-    """Two tokens, of which lookup guesses both, over 3,000 seeds against the model's own probabilities (chi-square)."""
-    model, prompt, seeds = MODELS["plain"], [1, 2, 3, 4, 1, 2, 3], 3000
+    """Two tokens that a model guesses, over 1,600 seeds, against the model's own probabilities (chi-square)."""
+    model, prompt, seeds = MODELS["plain"], [1, 2, 3, 4, 1, 2, 3], 1600
     counts, drafted = torch.zeros(24, 24), 0
     for start in range(0, seeds, 4):
         params = [
             SamplingParams(max_new_tokens=4, temperature=1.0, seed=seed, forced_ids=(4,))
             for seed in range(start, start + 4)
         ]
-        batch, made = Batch(model, speculation=WAYS["lookup"]), [[] for _ in params]
+        batch, made = Batch(model, speculation=WAYS["same model"]), [[] for _ in params]
         for one in params:
             batch.join(Request(prompt, one))
         while len(batch):
