@@ -43,13 +43,20 @@ class Cache(Protocol):
 
     lengths: list[int]
     capacities: list[int]
+    columns: int
+
+    @property
+    def num_bytes(self) -> int: ...
 
     def keep(self, rows: Sequence[int]) -> None: ...
     def append(self, other: Any) -> None: ...
+    def copy_row(self, row: int, length: int, capacity: int) -> Cache: ...
+    def truncate(self, lengths: Sequence[int]) -> None: ...
 
 
 def prefill(model: LanguageModel, prompts: Sequence[Sequence[int]], cache: Cache, *, chunk: int) -> Tensor:
-    """Feed all prompts into an empty cache; the logits ``(B, V)`` after each one's last token."""
+    """Feed all prompts into an empty cache, or one into a cache of one row; logits ``(B, V)`` after each one's last
+    token."""
     lengths = [len(prompt) for prompt in prompts]
     longest = max(lengths)
     ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
@@ -67,6 +74,19 @@ def prefill(model: LanguageModel, prompts: Sequence[Sequence[int]], cache: Cache
         within = ((ends > start) & (ends <= stop)).unsqueeze(1)
         last = here if last is None else torch.where(within, here, last)
     return model.head(last)  # type: ignore[arg-type]
+
+
+def feed(model: LanguageModel, rows: Sequence[Sequence[int]], cache: Cache) -> Tensor:
+    """Feed one or more tokens to each row of ``cache``; logits ``(B, T, V)`` after each, padded on the right."""
+    counts = [len(row) for row in rows]
+    longest = max(counts)
+    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=model.device)
+    mask = None
+    if min(counts) < longest:
+        ends = torch.tensor([[*held] for held in zip(cache.lengths, counts, strict=True)], device=model.device)
+        past, new = torch.arange(cache.columns, device=model.device), torch.arange(longest, device=model.device)
+        mask = torch.cat((past < ends[:, :1], new < ends[:, 1:]), dim=1)
+    return model.head(model.features(ids, mask, cache=cache))
 
 
 @contextmanager

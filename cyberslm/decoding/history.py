@@ -55,6 +55,11 @@ class History:
     def tokens(self) -> list[int]:
         return self.prompt + self.answer
 
+    def since(self, count: int) -> list[int]:
+        """All but the first ``count`` tokens."""
+        made = count - len(self.prompt)
+        return self.answer[made:] if made >= 0 else self.prompt[count:] + self.answer
+
     def add(self, token: int) -> None:
         """One more token of the answer."""
         self.answer.append(token)

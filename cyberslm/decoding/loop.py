@@ -21,8 +21,10 @@ from torch import Tensor
 
 from cyberslm.decoding.beam import Beam, beam_search, search_steps
 from cyberslm.decoding.choice import Chooser, Ids, choose, likelihood
-from cyberslm.decoding.feed import PREFILL_CHUNK, Cache, LanguageModel, evaluating, prefill
+from cyberslm.decoding.draft import WIDEST, Guesses, Speculation
+from cyberslm.decoding.feed import PREFILL_CHUNK, Cache, LanguageModel, evaluating, feed
 from cyberslm.decoding.history import History
+from cyberslm.decoding.prefixes import PrefixCache, prefill_new
 from cyberslm.decoding.request import FinishReason, Fitted, Request, Step, check, window
 from cyberslm.errors import GenerationError
 
@@ -33,6 +35,11 @@ class _Row:
     sample: int
     fitted: Fitted
     chooser: Chooser
+    guesses: Guesses | None = None
+    draft: Sequence[int] = ()
+    """Tokens that the last pass has fed behind the row's last, ..."""
+    drafted_TV: Tensor | None = None
+    """... and the logits after each."""
     finish: FinishReason | None = None
 
     @property
@@ -54,7 +61,9 @@ class _Row:
 
 class Batch:
     """Rows that are continued together. ``allowed`` is a boolean ``(V,)`` of ids that may be made (default: all), to
-    which each request adds its own stop ids; ``stop_ids`` end every row."""
+    which each request adds its own stop ids; ``stop_ids`` end every row. With ``speculation`` a step may make several
+    tokens of a row, the same ones in fewer passes. With ``prefixes`` what prompts have in common with earlier ones is
+    not fed again."""
 
     def __init__(
         self,
@@ -63,8 +72,11 @@ class Batch:
         stop_ids: frozenset[int] = frozenset(),
         allowed: Tensor | None = None,
         chunk: int = PREFILL_CHUNK,
+        speculation: Speculation | None = None,
+        prefixes: PrefixCache | None = None,
     ) -> None:
         self._model, self._stop_ids, self._chunk = model, stop_ids, chunk
+        self._speculation, self._prefixes = speculation, prefixes
         never = () if allowed is None else (~allowed).nonzero().flatten().tolist()
         self._never = Ids(never, model.device)
         self._rows: list[_Row] = []
@@ -94,6 +106,8 @@ class Batch:
             history = History(fitted.prompt)
             chooser = Chooser(params, history, never=self._never, stops=stops, guide=guide, sample=sample)
             rows.append(_Row(self._joined, sample, fitted, chooser))
+            if self._speculation is not None:
+                rows[-1].guesses = self._speculation.guesses(rows[-1].capacity)
         self._waiting.append(rows)
         self._joined += 1
         return self._joined - 1
@@ -118,7 +132,7 @@ class Batch:
 
     @torch.no_grad()
     def step(self) -> list[Step]:
-        """One more token of every row, in the order of rows and answers."""
+        """One more token of every row, more where drafts were right, in the order of rows and answers."""
         if not len(self):
             self._rows, self._cache = [], None
             return []
@@ -126,6 +140,8 @@ class Batch:
             logits_BV = self._logits()
         tokens = choose(logits_BV, [row.chooser for row in self._rows])
         steps = [self._take(*each) for each in zip(self._rows, tokens, logits_BV, strict=True)]
+        if any(row.draft for row in self._rows):
+            steps += self._follow_drafts()
         return sorted(steps, key=lambda step: (step.row, step.sample))
 
     def _stops(self, request: Request) -> frozenset[int]:
@@ -143,6 +159,49 @@ class Batch:
         row.finish = row.add(token)
         return Step(row.number, token, row.finish, row.sample, seen)
 
+    def _follow_drafts(self) -> list[Step]:
+        """Choose on where the last choice is what was drafted; what was fed and not chosen leaves the cache."""
+        steps = []
+        lengths = [] if self._cache is None else list(self._cache.lengths)
+        for place, row in enumerate(self._rows):
+            if row.guesses is None or row.drafted_TV is None:
+                continue
+            right = 0
+            for token, logits_V in zip(row.draft, row.drafted_TV, strict=True):
+                if row.finish is not None or row.chooser.history.answer[-1] != token:
+                    break
+                right += 1
+                (chosen,) = choose(logits_V.unsqueeze(0), [row.chooser])
+                steps.append(self._take(row, chosen, logits_V))
+            lengths[place] -= len(row.draft) - right
+            row.guesses.record(len(row.draft), right)
+            row.draft, row.drafted_TV = (), None
+        if self._cache is not None and lengths != self._cache.lengths:
+            self._cache.truncate(lengths)
+        return steps
+
+    def _draft(self, cache: Cache) -> bool:
+        """Let the rows guess; whether any did. A guess stays within budget and context."""
+        if self._speculation is None:
+            return False
+        most = WIDEST // len(self._rows) - 1
+        for row, held, capacity in zip(self._rows, cache.lengths, cache.capacities, strict=True):
+            room = min(capacity - held, row.fitted.budget - len(row.chooser.history.answer)) - 1
+            row.draft = row.guesses.next(row.chooser.history, min(most, room)) if row.guesses is not None else ()
+        return any(row.draft for row in self._rows)
+
+    def _next_logits(self, cache: Cache) -> Tensor:
+        """The logits ``(B, V)`` after each row's last token; those after drafts are left with their rows."""
+        last = [row.chooser.history.answer[-1] for row in self._rows]
+        if not self._draft(cache):
+            return self._model.next_logits(torch.tensor(last, device=self._model.device), cache)
+        logits_BTV = feed(
+            self._model, [[token, *row.draft] for token, row in zip(last, self._rows, strict=True)], cache
+        )
+        for row, logits_TV in zip(self._rows, logits_BTV, strict=True):
+            row.drafted_TV = logits_TV[1 : 1 + len(row.draft)] if row.draft else None
+        return logits_BTV[:, 0]
+
     def _logits(self) -> Tensor:
         """The logits ``(B, V)`` of all that are not done, whose order `_rows` then has."""
         staying: list[int] = []
@@ -156,9 +215,8 @@ class Batch:
         if len(staying) < len(self._rows) and staying and self._cache is not None:
             self._cache.keep(staying)
         self._rows = [self._rows[place] for place in staying]
-        if self._rows:
-            tokens = torch.tensor([row.chooser.history.answer[-1] for row in self._rows], device=self._model.device)
-            parts.append(self._model.next_logits(tokens, self._cache))
+        if self._rows and self._cache is not None:
+            parts.append(self._next_logits(self._cache))
         if fresh is not None:
             logits_BV, cache = fresh
             parts.append(logits_BV)
@@ -181,8 +239,8 @@ class Batch:
             chooser = rows[0].chooser
             tokens = chooser.history.tokens
             texts.append(tokens if len(tokens) <= limit else window(tokens, chooser.params.sinks, limit))
-        cache = self._model.new_cache(len(groups), [min(rows[0].capacity, limit) for rows in groups])
-        logits_BV = prefill(self._model, texts, cache, chunk=self._chunk)
+        capacities = [min(rows[0].capacity, limit) for rows in groups]
+        logits_BV, cache = prefill_new(self._model, texts, capacities, chunk=self._chunk, prefixes=self._prefixes)
         copies = [place for place, rows in enumerate(groups) for _ in rows]
         if len(copies) > len(groups):
             cache.keep(copies)
@@ -196,12 +254,13 @@ def decode(
     *,
     stop_ids: frozenset[int] = frozenset(),
     allowed: Tensor | None = None,
+    speculation: Speculation | None = None,
 ) -> Iterator[Step]:
     """Continue every request; yield tokens step by step, then those of beam searches, each when it has ended.
 
     Everything is checked when this is called, before the first forward pass.
     """
-    batch = Batch(model, stop_ids=stop_ids, allowed=allowed)
+    batch = Batch(model, stop_ids=stop_ids, allowed=allowed, speculation=speculation)
     for request in requests:
         batch.check(request)
     return _steps(batch, requests)

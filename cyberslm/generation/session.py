@@ -13,6 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from cyberslm.decoding.beam import search_steps
+from cyberslm.decoding.draft import Speculation
 from cyberslm.decoding.guide import Guide
 from cyberslm.decoding.loop import Batch
 from cyberslm.decoding.request import FinishReason, Request, Step
@@ -90,9 +91,12 @@ class _Job(NamedTuple):
 class Session:
     """Requests that are continued together; new ones may join between two steps."""
 
-    def __init__(self, model: CyberSLM, tokenizer: Tokenizer, allowed: Tensor) -> None:
+    def __init__(
+        self, model: CyberSLM, tokenizer: Tokenizer, allowed: Tensor, speculation: Speculation | None = None
+    ) -> None:
         self._tokenizer = tokenizer
-        self._batch = Batch(model, stop_ids=frozenset({tokenizer.eos_id}), allowed=allowed)
+        stops = frozenset({tokenizer.eos_id})
+        self._batch = Batch(model, stop_ids=stops, allowed=allowed, speculation=speculation)
         self._jobs: dict[int, _Job] = {}
         """By row of the batch."""
         self._searches: list[tuple[Request, _Job]] = []
@@ -129,7 +133,11 @@ class Session:
             return [
                 job.answers[step.sample].take(step, job.row) for step in search_steps(self._batch.search(request), 0)
             ]
-        events = [self._take(step) for step in self._batch.step()]
+        events = [
+            self._take(step)
+            for step in self._batch.step()
+            if step.sample in self._jobs[step.row].answers  # of a draft, steps may come after a stop string
+        ]
         self._jobs = {row: job for row, job in self._jobs.items() if job.answers}
         return events
 

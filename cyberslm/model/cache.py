@@ -122,6 +122,17 @@ class KVCache:
         """A copy that goes its own way."""
         return self._copy([LayerCache(layer.keys.clone(), layer.values.clone()) for layer in self.layers])
 
+    def copy_row(self, row: int, length: int, capacity: int) -> Self:
+        """A cache of its own with the first ``length`` tokens of a row, and room for ``capacity``."""
+        self._whole()
+        if not 0 <= row < self.batch_size or not 0 <= length <= min(capacity, self.lengths[row]):
+            raise InputError(f"row {row} of {self.lengths} can't give {length} tokens to a row of {capacity}")
+        room = max(1, min(capacity, max(length, FIRST_ROOM)))
+        parts = [[t[row : row + 1, :, :length] for t in (layer.keys, layer.values)] for layer in self.layers]
+        other = self._copy([LayerCache(*(_enlarged(t, room) for t in pair)) for pair in parts])
+        other.lengths, other.capacities, other.columns = [length], [capacity], length
+        return other
+
     def admit(self, new: Sequence[int]) -> int:
         """The longest row after ``new[b]`` more tokens in row b; `InputError` with the numbers if one doesn't fit."""
         totals = [length + count for length, count in zip(self.lengths, new, strict=True)]
