@@ -7,6 +7,7 @@ names in all. Our own settings sit beside them under ``cyberslm``, which is the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from cyberslm.config import parse, to_mapping
@@ -110,12 +111,13 @@ def _windows(config: CyberSLMConfig, kind: Family | None) -> dict[str, object]:
     return {} if size is None else {"sliding_window": size}
 
 
-def generation_config(config: CyberSLMConfig) -> dict[str, object]:
-    """The content of ``generation_config.json``."""
+def generation_config(config: CyberSLMConfig, stop_ids: Sequence[int] = ()) -> dict[str, object]:
+    """The content of ``generation_config.json``; ``stop_ids`` end an answer besides the end of a document."""
+    others = [index for index in stop_ids if index != config.eos_token_id]
     return {
         "pad_token_id": config.pad_token_id,
         "bos_token_id": config.bos_token_id,
-        "eos_token_id": config.eos_token_id,
+        "eos_token_id": [config.eos_token_id, *others] if others else config.eos_token_id,
     }
 
 
