@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from cyberslm.errors import ConfigError
-from cyberslm.interop import gguf
+from cyberslm.interop import gguf, hf
 from cyberslm.interop.source import Source, write_source
 from cyberslm.recipes.tokenizer import Say
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def import_model(source: Path, dest: Path, say: Say) -> None:
@@ -25,6 +27,13 @@ def import_model(source: Path, dest: Path, say: Say) -> None:
 
 def open_source(source: Path) -> Source:
     """Open a source without writing anything."""
-    if source.is_file() and source.suffix == ".gguf":
-        return gguf.read_source(source)
-    raise ConfigError(f"{source} is neither a Hugging Face folder nor a .gguf file")
+    if source.is_dir():
+        return hf.read_source(source)
+    if not source.is_file():
+        raise ConfigError(f"{source} is not there: give a Hugging Face folder or a GGUF file")
+    if source.suffix in PICKLES:
+        raise ConfigError(
+            f"{source} is a pickle, which can run code when it is opened, and is not read here: give a folder with"
+            " safetensors, or a GGUF file"
+        )
+    return gguf.read_source(source)
