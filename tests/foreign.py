@@ -8,11 +8,14 @@ from pathlib import Path
 
 import torch
 import transformers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Library
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 LENGTH = 64
 SCALED = {"factor": 4.0, "original_max_position_embeddings": 16}
 BASE = {
@@ -58,12 +61,23 @@ FAMILIES: dict[str, tuple[str, dict]] = {
 }
 
 
-def byte_level(documents: Iterable[str], *, vocab_size: int = 470, digits: bool = True) -> Library:
+def cutting(kind: str) -> pre_tokenizers.PreTokenizer:
+    """How models of that kind cut text into words."""
+    if kind == "gpt-2":
+        return pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if kind == "smollm":
+        first, use_regex = pre_tokenizers.Digits(individual_digits=True), True
+    else:
+        digits = {"llama-bpe": r"\p{N}{1,3}", "qwen2": r"\p{N}"}[kind]
+        first, use_regex = pre_tokenizers.Split(Regex(WORDS.replace("DIGITS", digits)), "isolated"), False
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+    return pre_tokenizers.Sequence([first, level])
+
+
+def byte_level(documents: Iterable[str], kind: str = "smollm", *, vocab_size: int = 470) -> Library:
     """A byte-level BPE with the special tokens of SmolLM2 first."""
     library = Library(models.BPE())
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alone = pre_tokenizers.Digits(individual_digits=True)
-    library.pre_tokenizer = pre_tokenizers.Sequence([alone, level]) if digits else level
+    library.pre_tokenizer = cutting(kind)
     library.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

@@ -27,6 +27,8 @@ from cyberslm.checkpoint.tensors import Kind, write_tensors
 from cyberslm.errors import IntegrityError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.model import CyberSLM
+from cyberslm.text.hf import JSON_FILE
+from cyberslm.text.hfjson import cuts_like_qwen2
 from cyberslm.text.tokenizer import Tokenizer, load_tokenizer
 
 WEIGHTS = "model.safetensors"
@@ -101,10 +103,12 @@ def save_parts(
         return weight
 
     def fill(staging: Path) -> dict[str, object]:
-        _write_json(staging / "config.json", hf_config(parts.config))
+        parts.tokenizer.save(staging)
+        listed = staging / JSON_FILE
+        words = listed.exists() and cuts_like_qwen2(listed.read_bytes())
+        _write_json(staging / "config.json", hf_config(parts.config, qwen2_words=words))
         _write_json(staging / GENERATION, generation_config(parts.config, parts.extras.stop_ids))
         write_tensors(staging / WEIGHTS, kinds, finite)
-        parts.tokenizer.save(staging)
         if parts.extras.chat_template is not None:
             (staging / CHAT_TEMPLATE).write_bytes(parts.extras.chat_template.encode())
         if training is not None:

@@ -80,9 +80,15 @@ def _window_misfits(config: CyberSLMConfig) -> Iterator[str]:
         yield "sliding_window beside biases, which theirs with a window have not"
 
 
-def hf_config(config: CyberSLMConfig) -> dict[str, object]:
-    """The content of ``config.json``."""
+def hf_config(config: CyberSLMConfig, *, qwen2_words: bool = True) -> dict[str, object]:
+    """The content of ``config.json``.
+
+    transformers 5 cuts text in Qwen2's way under that name, whatever tokenizer.json says. So a network like Qwen2's has
+    the name only where its tokenizer cuts so (``qwen2_words``), and else none.
+    """
     kind = family(config)
+    if kind == "qwen2" and not qwen2_words:
+        kind = None
     scaling = config.rope_scaling
     trained = scaling.original_max_seq_len if scaling is not None and scaling.type == "dynamic" else None
     return {

@@ -19,7 +19,7 @@ import numpy as np
 from cyberslm.errors import TokenizerError
 from cyberslm.interop.container import Value
 from cyberslm.text.hf import bos_template
-from cyberslm.text.hfjson import read_json
+from cyberslm.text.hfjson import CONTRACTIONS, modern_words, read_json
 from cyberslm.text.imported import HuggingFaceTokenizer
 from cyberslm.text.proto import BYTE, CONTROL, UNKNOWN, USER_DEFINED
 from cyberslm.text.spm import SentencePieceTokenizer
@@ -46,15 +46,6 @@ _ONLY: dict[str, tuple[object, ...]] = {
     "token_type_count": (1,),
 }
 
-_CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
-
-
-def _modern(digits: str) -> str:
-    return (
-        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+"
-        r"|\s+(?!\S)|\s+"
-    )
-
 
 class Words(NamedTuple):
     """How a text is cut before merges: an expression, or GPT-2's with or without each digit alone."""
@@ -68,8 +59,8 @@ class Words(NamedTuple):
 
 _GPT2 = Words()
 _SMOLLM = Words(digits_alone=True)
-_LLAMA3 = Words(_modern(r"\p{N}{1,3}"), whole_words_first=True, adds_bos=True)
-_QWEN2 = Words(_modern(r"\p{N}"))
+_LLAMA3 = Words(modern_words(CONTRACTIONS, r"\p{N}{1,3}"), whole_words_first=True, adds_bos=True)
+_QWEN2 = Words(modern_words(CONTRACTIONS, r"\p{N}"))
 PRE_TOKENIZERS: dict[str, Words] = {
     "gpt-2": _GPT2,
     "smollm": _SMOLLM,

@@ -10,3 +10,8 @@ from tokenizers import Tokenizer as Library
 @pytest.fixture(scope="session")
 def library() -> Library:
     return byte_level(list(topics.values())[:40])
+
+
+@pytest.fixture(scope="session")
+def qwen_library() -> Library:
+    return byte_level(list(topics.values())[:40], "qwen2")
