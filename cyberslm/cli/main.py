@@ -83,6 +83,7 @@ app.command()(look.doctor)
 app.command(no_args_is_help=True)(look.check)
 app.command(no_args_is_help=True)(look.plot)
 app.command("import", no_args_is_help=True)(trade.import_model)
+app.command("export", no_args_is_help=True)(trade.export_model)
 
 
 @app.command(no_args_is_help=True)

@@ -82,6 +82,11 @@ class SentencePieceTokenizer:
         except TokenizerError as error:
             raise TokenizerError(f"{path}: {error}") from error
 
+    @property
+    def model(self) -> proto.SentencePieceModel:
+        """What the file says."""
+        return self._read
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text, ``<bos>`` first when the tokenizer adds it; lone surrogates count as U+FFFD."""
         prefix = [self.bos_id] if add_special_tokens and self.add_bos else []
