@@ -33,6 +33,7 @@ class LlamaCpp:
     def encode(self, text: str, *, special: bool = False, bos: bool = True) -> list[int]:
         return self._post("/tokenize", {"content": text, "add_special": bos, "parse_special": special})["tokens"]
 
-    def complete(self, ids: list[int], count: int, *, alternatives: int = 0) -> dict:
+    def complete(self, ids: list[int], count: int, *, alternatives: int = 0, ignore_eos: bool = False) -> dict:
         settings = {"prompt": ids, "n_predict": count, "temperature": 0.0, "return_tokens": True, "cache_prompt": False}
+        settings["ignore_eos"] = ignore_eos
         return self._post("/completion", {**settings, "n_probs": alternatives, "samplers": ["temperature"]})

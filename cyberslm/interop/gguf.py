@@ -226,7 +226,7 @@ def _yarn(settings: Mapping[str, Scalar], factor: Scalar) -> RopeScaling:
         if f"rope.scaling.yarn_{name}" in settings:
             fields[name] = settings[f"rope.scaling.yarn_{name}"]
     if isinstance(given, float) and given != 1.0 and isinstance(factor, float) and factor > 1:
-        fields["attention_factor"] = given * (0.1 * math.log(factor) + 1.0)
+        fields["attention_factor"] = float(f"{given * (0.1 * math.log(factor) + 1.0):.7g}")
     return RopeScaling(type="yarn", **fields)
 
 
