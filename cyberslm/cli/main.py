@@ -17,7 +17,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from cyberslm.cli import look, use
+from cyberslm.cli import look, trade, use
 from cyberslm.cli.options import AsJson, Config, Device, Model, Overrides, Quiet, say
 from cyberslm.errors import ConfigError, CyberSLMError
 
@@ -82,6 +82,8 @@ def init(
 app.command()(look.doctor)
 app.command(no_args_is_help=True)(look.check)
 app.command(no_args_is_help=True)(look.plot)
+app.command("import", no_args_is_help=True)(trade.import_model)
+app.command("export", no_args_is_help=True)(trade.export_model)
 
 
 @app.command(no_args_is_help=True)
