@@ -45,6 +45,8 @@ READERS: Mapping[Format, Callable[[io.BufferedReader, Place], Texts]] = {
     "mbox": mail.read_mbox,
     "eml": mail.read_eml,
 }
+RECORDS = ("jsonl", "json", "csv", "tsv", "parquet")
+"""Formats that can hold conversations."""
 
 
 class Document(NamedTuple):
@@ -89,6 +91,10 @@ def _documents(
         form = content_format(head) or named_format(name) or "text"
         if not head:
             place.skip("empty", 1)
+        elif place.config.format != "text" and form not in (*RECORDS, *ARCHIVES):
+            raise Unreadable(
+                f"a {form} file, and data.format: {place.config.format} reads records", reason="no records"
+            )
         elif form not in ARCHIVES:
             yield from _finished(READERS[form](stream, place), place, follow_lines=form == "text")
         elif inside or (form == "zip" and not stream.seekable()):

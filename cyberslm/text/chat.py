@@ -28,6 +28,7 @@ Learned = Literal["all", "last"]
 StyleName = Literal["chatml", "markers", "plain"]
 
 TEMPLATE_FILE = "chat_template.jinja"
+MAX_TEMPLATE_BYTES = 1 << 16
 
 
 class Rendered(NamedTuple):

@@ -18,8 +18,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from cyberslm.errors import ConfigError, GenerationError
+from cyberslm.text.chat import MAX_TEMPLATE_BYTES
 
-MAX_TEMPLATE_BYTES = 1 << 16
 MAX_STEPS = 100_000
 MAX_CHARACTERS = 1 << 24
 
