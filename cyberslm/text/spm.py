@@ -116,8 +116,12 @@ class SentencePieceTokenizer:
 
     def save(self, folder: str | Path) -> None:
         """Write ``tokenizer.model`` and its Hugging Face twin into a folder, made when missing. Raises StorageError."""
-        twin = hf.twin_files(self._read, add_bos=self.add_bos)
-        save_files(folder, {hf.MODEL_FILE: self._model, **{name: text.encode() for name, text in twin.items()}})
+        twin = {name: text.encode() for name, text in self.twin_files().items()}
+        save_files(folder, {hf.MODEL_FILE: self._model, **twin})
+
+    def twin_files(self) -> dict[str, str]:
+        """The Hugging Face files of this tokenizer, name to text."""
+        return hf.twin_files(self._read, add_bos=self.add_bos)
 
     def _encode(self, texts: Sequence[str], first: list[int], last: list[int], *, num_threads: int) -> list[np.ndarray]:
         """Arrays, as lists of ids would be made one number after the other while all threads but one wait."""

@@ -72,6 +72,11 @@ VARIANTS: dict[str, tuple[str, dict]] = {
     "qwen3": ("Qwen3ForCausalLM", {"qk_norm": True}),
     "qwen3 biases": ("Qwen3ForCausalLM", {"qk_norm": True, **BIASES, "tie_weights": False}),
     "qwen3 windows": ("Qwen3ForCausalLM", {"qk_norm": True, "sliding_window": (8, 0)}),
+    "qwen2": ("Qwen2ForCausalLM", {"bias_q": True, "bias_kv": True}),
+    "qwen2 windows": (
+        "Qwen2ForCausalLM",
+        {"bias_q": True, "bias_kv": True, "sliding_window": (8, 0), "tie_weights": False},
+    ),
     "mistral": ("MistralForCausalLM", {"sliding_window": 8}),
     "mistral mqa untied": ("MistralForCausalLM", {"sliding_window": 20, "num_kv_heads": 1, "tie_weights": False}),
 }
@@ -147,6 +152,7 @@ def test_every_variant_that_they_know_gives_the_same_logits(trained: Path, tmp_p
         {"key_dim": 8},
         {"logit_softcap": 15.0},
         {"bias_kv": True},
+        {"bias_q": True, "bias_kv": True},  # Qwen2's, but under that name text would be cut in Qwen2's way
         {"sliding_window": (8, 0)},
         {"qk_norm": True, "bias": True},
         {"qk_norm": True, "sliding_window": (8, 4)},
