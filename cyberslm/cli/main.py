@@ -17,7 +17,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from cyberslm.cli import look, trade
+from cyberslm.cli import look, talk, trade
 from cyberslm.cli.options import AsJson, Config, Device, Model, Overrides, Quiet, say
 from cyberslm.errors import ConfigError, CyberSLMError, GenerationError
 
@@ -192,6 +192,9 @@ def evaluate(
     for name, part in found.score.by_source.items():
         typer.echo(f"{'  of ' + name:24}{part.bits_per_byte:13.4f}")
     typer.echo(f"loss {found.score.loss:.4f} nats per token, perplexity {found.score.perplexity:,.2f}")
+
+
+app.command(no_args_is_help=True)(talk.chat)
 
 
 @data_app.command("prepare", no_args_is_help=True)
