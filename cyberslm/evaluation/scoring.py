@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cyberslm.errors import InputError
+from cyberslm.errors import InputError, IntegrityError
 from cyberslm.model.model import CyberSLM
 from cyberslm.text.codec import mend
 from cyberslm.text.tokenizer import Tokenizer
@@ -28,6 +28,7 @@ from cyberslm.training.cross_entropy import Head, token_losses
 
 BATCH_TOKENS = 4096
 """Positions of one forward pass, padding included."""
+NOT_FINITE = "the model's losses are not finite: its weights are damaged or training diverged"
 
 
 class Surprise(NamedTuple):
@@ -88,7 +89,7 @@ def score_texts(
     """The score of each text, with its ``surprises`` most surprising tokens.
 
     ``with_end`` counts ``<eos>``, as training does. One batch holds at most ``batch_tokens`` positions, or one window.
-    Raises `InputError` for numbers out of range.
+    Raises `InputError` for numbers out of range, `IntegrityError` for losses that are not finite.
     """
     if surprises < 0 or batch_tokens < 1:
         raise InputError(f"surprises ({surprises}) must be at least 0 and batch_tokens ({batch_tokens}) at least 1")
@@ -126,6 +127,8 @@ def token_losses_of(
             found = _losses_at(model, features_BTD, wanted, [sequences[w.row][w.fresh + 1 : w.stop + 1] for w in batch])
             for window, own in zip(batch, found, strict=True):
                 losses[window.row][window.fresh : window.stop] = own
+    if not all(bool(own.isfinite().all()) for own in losses):
+        raise IntegrityError(NOT_FINITE)
     return losses
 
 
@@ -145,7 +148,8 @@ def score_endings(
     """For each question, a list of id sequences that begin alike, the scores of what follows their common beginning.
 
     The beginning is computed once. Every ending has at least one id, so one sequence may begin another. Raises
-    `InputError` for an empty question, a sequence of fewer than two ids and one that exceeds the context.
+    `InputError` for an empty question, a sequence of fewer than two ids and one that exceeds the context,
+    `IntegrityError` for losses that are not finite.
     """
     asked = [_Question.of(sequences, model.max_seq_len) for sequences in questions]
     order = sorted(range(len(asked)), key=lambda number: -asked[number].size)
@@ -156,6 +160,8 @@ def score_endings(
             batch, order = order[:count], order[count:]
             for number, scores in zip(batch, _endings(model, [asked[number] for number in batch]), strict=True):
                 answers[number] = scores
+    if not all(math.isfinite(score.loss_sum) for scores in answers for score in scores):
+        raise IntegrityError(NOT_FINITE)
     return answers
 
 

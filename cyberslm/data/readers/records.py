@@ -12,7 +12,7 @@ Errors name fields, never values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,6 +25,16 @@ Record = dict[str, object]
 
 ROLES = {"human": "user", "gpt": "assistant"}
 NOT_TEXT = "part of a message that is not text"
+
+
+Records = Iterator[tuple[object, int]]
+"""Records as they are read, each with the line where it begins."""
+
+
+def texts_of(records: Records, place: Place) -> Texts:
+    """The texts of records; a bad one is told its place."""
+    for record, line in records:
+        yield from record_texts(record, line, place)
 
 
 def record_texts(record: object, line: int, place: Place) -> Texts:
