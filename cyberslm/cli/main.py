@@ -17,7 +17,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from cyberslm.cli import look
+from cyberslm.cli import look, work
 from cyberslm.cli.options import AsJson, Config, Device, Model, Overrides, Quiet, say
 from cyberslm.errors import ConfigError, CyberSLMError, GenerationError
 
@@ -82,6 +82,8 @@ def init(
 app.command()(look.doctor)
 app.command(no_args_is_help=True)(look.check)
 app.command(no_args_is_help=True)(look.plot)
+app.command(no_args_is_help=True)(work.score)
+app.command(no_args_is_help=True)(work.classify)
 
 
 @app.command(no_args_is_help=True)

@@ -79,10 +79,7 @@ class RecordFile:
     def kind(self) -> Form:
         if self.form is not None or self.path is None:
             return self.form or "text"
-        named = named_format(self.path.name) or "text"
-        if named not in get_args(Form):
-            raise ConfigError(f"{self.name} is {named}: make JSON lines or CSV of it, or say with a format what it is")
-        return named  # type: ignore[return-value]
+        return form_of(self.path)
 
     def identity(self) -> dict[str, object]:
         """What decides the records, besides the content of standard input."""
@@ -106,7 +103,7 @@ class RecordFile:
         with reading(self.path or Path("-")), _raw(self.path) as raw:
             size = None if self.path is None else self.path.stat().st_size
             place = _Place(name=self.name, config=self._config, counts=counts)
-            yield OpenRecords(self._records(raw, place, size or 0), size, raw.tell if size else lambda: 0)
+            yield OpenRecords(self._records(raw, place, size or 0), size, lambda: raw.passed)
             if self.identity() != before:
                 raise DataError(f"{self.name} changed while it was being read: work on a copy that stays still")
 
@@ -135,6 +132,15 @@ class RecordFile:
         if not text.strip():
             raise Unreadable(f"field {name!r} is empty")
         return Record(line, fields, text)
+
+
+def form_of(path: Path) -> Form:
+    """What a file of records is by its name. Raises `ConfigError` for a name that says another format."""
+    named = named_format(path.name) or "text"
+    for form in get_args(Form):
+        if named == form:
+            return form
+    raise ConfigError(f"{printable(path)} is {named}: make JSON lines or CSV of it, or say with a format what it is")
 
 
 class OpenRecords(NamedTuple):
@@ -196,24 +202,27 @@ _READERS: Mapping[Form, Callable[[io.BufferedReader, Place], Records]] = {
 
 
 @contextmanager
-def _raw(path: Path | None) -> Iterator[io.RawIOBase]:
+def _raw(path: Path | None) -> Iterator[_Counted]:
     if path is not None:
         with io.FileIO(path) as raw:
-            yield raw
+            yield _Counted(raw)
     elif sys.stdin is None:
         raise ConfigError("- reads standard input, which is closed")
     else:
-        yield _Unclosed(sys.stdin.buffer)
+        yield _Counted(sys.stdin.buffer)
 
 
-class _Unclosed(io.RawIOBase):
-    """A stream that stays open when what reads it is closed."""
+class _Counted(io.RawIOBase):
+    """A stream of which ``passed`` bytes have been read, and which stays open when its reader is done with it."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
+        self.passed = 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: object, /) -> int:
-        return self._stream.readinto(buffer)
+        number = self._stream.readinto(buffer) or 0
+        self.passed += number
+        return number

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from cyberslm.errors import StorageError
+from cyberslm.errors import ConfigError
 from cyberslm.files.atomic import lock, make_folder, storage_errors, sync, write_text
 
 _STATE = "state.json"
@@ -79,12 +79,12 @@ class Blocks:
 def unfinished(target: Path, *, key: str, replace: bool, say: Callable[[str], None]) -> Iterator[Blocks]:
     """The work on ``target``, begun or gone on with, and locked for this process.
 
-    Raises `StorageError` when another process is at it, and when the target exists, unless ``replace`` allows that or
-    this very work was begun over it.
+    Raises `StorageError` when another process is at it, and `ConfigError` when the target exists, unless ``replace``
+    allows that or this very work was begun over it.
     """
     folder = target.with_name(f".{target.name}.cyberslm-work")
     if target.is_dir() or (target.exists() and not replace and _state(folder, key) is None):
-        raise StorageError(f"{target} exists: name another file with --out, or replace it with --force")
+        raise ConfigError(f"{target} exists: name another file with --out, or replace it with --force")
     make_folder(folder)
     with lock(folder):
         state = _state(folder, key)

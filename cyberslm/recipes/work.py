@@ -131,7 +131,7 @@ def _make_rows(task: Task, opened: OpenRecords, blocks: Blocks, worker: Worker, 
     screen.start_bar(total=opened.size, done=opened.position(), unit="B")
     told, before = time.monotonic(), blocks.taken
     try:
-        for block in _blocks(records):
+        for block in blocks_of(records):
             rows = worker(block)
             lines = [_row_line(record, row, task.prefix) for record, row in zip(block, rows, strict=True)]
             blocks.append(b"".join(lines), taken=len(block))
@@ -144,7 +144,8 @@ def _make_rows(task: Task, opened: OpenRecords, blocks: Blocks, worker: Worker, 
         screen.stop_bar()
 
 
-def _blocks(records: Iterator[Record]) -> Iterator[list[Record]]:
+def blocks_of(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """The records in runs that depend on nothing else."""
     block: list[Record] = []
     size = 0
     for record in records:
