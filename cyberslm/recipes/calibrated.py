@@ -84,7 +84,8 @@ def saved_calibration(path: Path, wanted: Binding) -> Calibration:
                 " calibrate again with --calibrate"
             )
     held = found.get("calibration")
-    values = [held.get("temperature"), *held.get("bias", ())] if isinstance(held, dict) else []
+    bias = held.get("bias") if isinstance(held, dict) else None
+    values = [held.get("temperature"), *bias] if isinstance(held, dict) and isinstance(bias, list) else []
     if len(values) != 1 + wanted.number or not all(map(_is_number, values)) or values[0] <= 0:
         raise ConfigError(f"--calibration {path} is damaged: make it again with --calibrate")
     return Calibration(float(values[0]), tuple(map(float, values[1:])))

@@ -137,11 +137,12 @@ class Classifier:
             records, self.calibration.probabilities(found.scores).tolist(), found.cut, strict=True
         ):
             best = max(range(len(names)), key=own.__getitem__)
-            sure = own[best] >= self.settings.abstain_below
+            confidence = round(own[best], DIGITS)
+            sure = confidence >= self.settings.abstain_below
             fields = {
                 "line": record.line,
                 "predicted": names[best] if sure else ABSTAIN,
-                "confidence": round(own[best], DIGITS),
+                "confidence": confidence,
                 "probabilities": {name: round(value, DIGITS) for name, value in zip(names, own, strict=True)},
                 "cut": cut,
             }
