@@ -17,7 +17,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from cyberslm.cli import look, talk, trade
+from cyberslm.cli import look, talk, trade, work
 from cyberslm.cli.options import AsJson, Config, Device, Model, Overrides, Quiet, say
 from cyberslm.errors import ConfigError, CyberSLMError, GenerationError
 
@@ -83,6 +83,8 @@ app.command()(look.doctor)
 app.command(no_args_is_help=True)(look.check)
 app.command(no_args_is_help=True)(look.plot)
 app.command("import", no_args_is_help=True)(trade.import_model)
+app.command(no_args_is_help=True)(work.score)
+app.command(no_args_is_help=True)(work.classify)
 
 
 @app.command(no_args_is_help=True)

@@ -22,17 +22,14 @@ from cyberslm.data.readers.formats import (
     ARCHIVES,
     HEAD_BYTES,
     Format,
-    content_compression,
     content_format,
     named_format,
 )
 from cyberslm.data.readers.place import Place, Texts, Unreadable
-from cyberslm.data.readers.streams import CHUNK, Budget, inflate
+from cyberslm.data.readers.streams import CHUNK, Budget, uncompressed
 from cyberslm.data.readers.text import pieces, unix
 from cyberslm.errors import DataError
 from cyberslm.text.codec import mend
-
-MAX_LAYERS = 2
 
 READERS: Mapping[Format, Callable[[io.BufferedReader, Place], Texts]] = {
     "text": plain.read_text,
@@ -86,7 +83,7 @@ def _documents(
     stream: io.BufferedReader, name: str, place: Place, budget: Budget, *, inside: bool = False
 ) -> Iterator[Document]:
     try:
-        stream = _uncompressed(stream, budget)
+        stream = uncompressed(stream, budget)
         head = stream.peek(HEAD_BYTES)
         form = content_format(head) or named_format(name) or "text"
         if not head:
@@ -104,17 +101,6 @@ def _documents(
                 yield from _documents(member.stream, member.name, member.place, budget, inside=True)
     except Unreadable as error:
         place.bad_stream(error)
-
-
-def _uncompressed(stream: io.BufferedReader, budget: Budget) -> io.BufferedReader:
-    for _ in range(MAX_LAYERS):
-        kind = content_compression(stream.peek(HEAD_BYTES))
-        if kind is None:
-            return stream
-        stream = inflate(kind, stream, budget)
-    if content_compression(stream.peek(HEAD_BYTES)) is not None:
-        raise Unreadable(f"compressed more than {MAX_LAYERS} times", reason="compressed too often")
-    return stream
 
 
 def _finished(texts: Texts, place: Place, *, follow_lines: bool) -> Iterator[Document]:

@@ -136,6 +136,10 @@ class Screen:
         except (OSError, ValueError):
             self._stream = None
 
+    @property
+    def has_bar(self) -> bool:
+        return self._bar is not None
+
     def start_bar(self, *, total: int | None, done: int, unit: str) -> None:
         """A progress bar, on a terminal only."""
         if self._stream is not None and self._stream.isatty():

@@ -12,7 +12,7 @@ becomes a conversation instead (`turns`). Errors name fields, never values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +21,16 @@ from cyberslm.data.readers.turns import SPOKEN, Record, asked_for, content_of, c
 
 if TYPE_CHECKING:
     from cyberslm.data.config import Shape
+
+
+Records = Iterator[tuple[object, int]]
+"""Records as they are read, each with the line where it begins."""
+
+
+def texts_of(records: Records, place: Place) -> Texts:
+    """The texts of records; a bad one is told its place."""
+    for record, line in records:
+        yield from record_texts(record, line, place)
 
 
 def record_texts(record: object, line: int, place: Place) -> Texts:
