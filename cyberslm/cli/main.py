@@ -17,7 +17,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from cyberslm.cli import look, trade, use
+from cyberslm.cli import look, talk, trade, use, work
 from cyberslm.cli.options import AsJson, Config, Device, Model, Overrides, Quiet, say
 from cyberslm.errors import ConfigError, CyberSLMError
 
@@ -84,6 +84,8 @@ app.command(no_args_is_help=True)(look.check)
 app.command(no_args_is_help=True)(look.plot)
 app.command("import", no_args_is_help=True)(trade.import_model)
 app.command("export", no_args_is_help=True)(trade.export_model)
+app.command(no_args_is_help=True)(work.score)
+app.command(no_args_is_help=True)(work.classify)
 
 
 @app.command(no_args_is_help=True)
@@ -151,6 +153,9 @@ def evaluate(
     for name, part in found.score.by_source.items():
         typer.echo(f"{'  of ' + name:24}{part.bits_per_byte:13.4f}")
     typer.echo(f"loss {found.score.loss:.4f} nats per token, perplexity {found.score.perplexity:,.2f}")
+
+
+app.command(no_args_is_help=True)(talk.chat)
 
 
 @data_app.command("prepare", no_args_is_help=True)

@@ -9,6 +9,7 @@ workers or slices.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import os
@@ -19,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from cyberslm.data.chat import read_template
 from cyberslm.data.clean.config import StepConfig
 from cyberslm.data.clean.counts import StepCounts
 from cyberslm.data.clean.duplicates import DuplicateReport, is_held_out
@@ -36,6 +38,7 @@ from cyberslm.data.spool import Spooled, read_spool, write_spool
 from cyberslm.data.workers import map_ordered
 from cyberslm.errors import DataError
 from cyberslm.files import Kept
+from cyberslm.text.messages import unpack
 
 Split = Literal["train", "validation"]
 Stage = Literal["read", "clean", "tokenizer", "tokens", "parts kept", "cleaning kept", "tokenizer kept", "shards kept"]
@@ -132,8 +135,12 @@ class Corpus:
         """Texts of the training documents; at the end makes sure that each split has what it needs."""
         counts = self.new_counts()
         for piece in self.pieces(counts, "tokenizer"):
-            if piece.split == "train":
+            if piece.split != "train":
+                continue
+            if self.config.format == "text":
                 yield piece.text
+            else:
+                yield from unpack(piece.text).contents
         self.check(counts)
 
     def pieces(self, counts: Mapping[str, Counts], stage: Stage) -> Iterator[Piece]:
@@ -318,6 +325,8 @@ def settings_of(config: DataConfig) -> dict[str, object]:
                 against[f"{file.key} {file.name}"] = hash_file(file)
     if against:
         settings["steps.against"] = against
+    if (template := read_template(config.chat)) is not None and config.format != "text":
+        settings["chat.template"] = hashlib.sha256(template.encode()).hexdigest()
     return settings
 
 

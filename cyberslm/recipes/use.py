@@ -7,8 +7,10 @@ from pathlib import Path
 from cyberslm.checkpoint.folder import load_model
 from cyberslm.checkpoint.steps import newest
 from cyberslm.errors import ConfigError
+from cyberslm.generation.chat import Chat
 from cyberslm.generation.engine import Engine
 from cyberslm.recipes.machine import pick_device
+from cyberslm.text.chat import renderer_for
 
 
 def load(path: Path | str, *, device: str = "auto") -> Engine:
@@ -19,6 +21,19 @@ def load(path: Path | str, *, device: str = "auto") -> Engine:
     folder = find_model(Path(path))
     found = load_model(folder, device=pick_device(device))
     return Engine(found.model, found.tokenizer)
+
+
+def open_chat(path: Path | str, *, device: str = "auto", system: str | None = None) -> tuple[Chat, str | None]:
+    """A conversation with the model of a folder, by its own chat template; and what speaks against it, if anything."""
+    found = load_model(find_model(Path(path)), device=pick_device(device))
+    renderer = renderer_for(found.tokenizer, template=found.extras.chat_template)
+    doubt = None
+    if found.extras.chat_template is None:
+        doubt = (
+            f"{path} has no chat template, so it wasn't trained to answer: turns are written in the {renderer.name}"
+            " format (docs/sft.md shows how to train one)"
+        )
+    return Chat(Engine(found.model, found.tokenizer), renderer, system=system), doubt
 
 
 def find_model(path: Path) -> Path:

@@ -6,12 +6,14 @@ them the host reads those of the next step: `Feed.read_ahead`. On the CPU nothin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
-from cyberslm.data.loader import IGNORE, Batch, RowLoader
+from cyberslm.data.loader import Batch, RowLoader
 from cyberslm.training.distributed import Dist
+from cyberslm.training.loss import count_targets
 
 
 class StepRows(NamedTuple):
@@ -20,15 +22,22 @@ class StepRows(NamedTuple):
     batch: Batch
     num_tokens: int
     """Tokens of all ranks that are trained on."""
+    number: int
+    """What the summed loss of all ranks is divided by."""
     most_rows: int
     """Of the rank that has the most."""
 
 
 class Feed:
-    """The rows of ``loader``: which ones a rank has in a step is a function of its number and of rows passed over."""
+    """The rows of ``loader``: which ones a rank has in a step is a function of its number and of rows passed over.
 
-    def __init__(self, loader: RowLoader, device: torch.device, dist: Dist) -> None:
-        self._loader, self._device, self._dist = loader, device, dist
+    ``count`` tells of what and how many a batch's loss is the sum.
+    """
+
+    def __init__(
+        self, loader: RowLoader, device: torch.device, dist: Dist, *, count: Callable[[Batch], int] = count_targets
+    ) -> None:
+        self._loader, self._device, self._dist, self._count = loader, device, dist, count
         self._ahead: dict[tuple[int, int], Batch] = {}
 
     def rows(self, step: int, *, passed: int) -> StepRows:
@@ -36,8 +45,8 @@ class Feed:
         batch = self._ahead.pop((step, passed), None)
         if batch is None:
             batch = self._read(step, passed)
-        tokens, rows = self._dist.each(int((batch.targets != IGNORE).sum()), batch.targets.shape[0])
-        return StepRows(batch.to(self._device), int(sum(tokens)), int(max(rows)))
+        tokens, counts, rows = self._dist.each(count_targets(batch), self._count(batch), batch.targets.shape[0])
+        return StepRows(batch.to(self._device), int(sum(tokens)), int(sum(counts)), int(max(rows)))
 
     def read_ahead(self, step: int, *, passed: int) -> None:
         """Read what `rows` will most likely be asked for next."""

@@ -32,7 +32,7 @@ from cyberslm.training.distributed import Dist
 from cyberslm.training.ema import WeightMean
 from cyberslm.training.faults import Measured, Verdict, improved, judge, stop_if_hopeless
 from cyberslm.training.feed import Feed
-from cyberslm.training.loss import Loss, Score, next_token_loss
+from cyberslm.training.loss import Loss, Score, count_targets, next_token_loss, ranking
 from cyberslm.training.loss_scale import LossScale
 from cyberslm.training.optim import set_rates
 from cyberslm.training.schedule import SchedulerConfig, share_of_peak
@@ -67,6 +67,8 @@ class Plan:
     save_every: int
     autocast: Callable[[], AbstractContextManager] = nullcontext
     loss: Loss = next_token_loss
+    count: Callable[[Batch], int] = count_targets
+    """What the summed loss is divided by: trained tokens, or what else the loss is a sum of."""
     loss_scale: LossScale | None = None
     """How the loss is scaled; None where its gradients don't underflow."""
     mean: WeightMean | None = None
@@ -87,7 +89,7 @@ def train(
     """
     model.train()
     pauses = plan.validate_every, plan.save_every
-    feed = Feed(loader, model.device, plan.dist)
+    feed = Feed(loader, model.device, plan.dist, count=plan.count)
     budget = Budget(
         plan.config,
         warmup_steps=plan.schedule.warmup_steps,
@@ -129,14 +131,14 @@ def _train_step(
     step = state.step + 1
     rates = set_rates(optimizer, share_of_peak(step, plan.schedule, state.plan(plan.config)))
     torch.manual_seed(_step_seed(plan.seed, step, plan.dist.rank))
-    batch, num_tokens, most_rows = feed.rows(step, passed=state.passed_rows)
+    batch, num_tokens, number, most_rows = feed.rows(step, passed=state.passed_rows)
     scale = 1.0 if plan.loss_scale is None else plan.loss_scale.of(state)
     passes = math.ceil(most_rows / plan.config.micro_batch_size)
-    total = _accumulate(plan, model, _micro_batches(plan, batch, passes), max(1, num_tokens) / scale)
+    totals = _accumulate(plan, model, _micro_batches(plan, batch, passes), max(1, number) / scale)
     if step < plan.until:
         feed.read_ahead(step + 1, passed=state.passed_rows)
-    loss_sum, norm = _finish_gradient(plan, model, total, scale)
-    measured = Measured(loss_sum / max(1, num_tokens), norm, num_tokens, scale)
+    (loss_sum, *pairs), norm = _finish_gradient(plan, model, totals, scale)
+    measured = Measured(loss_sum / max(1, number), norm, number, scale)
     verdict, usual = judge(measured, state, plan.config)
     if plan.loss_scale is not None:
         plan.loss_scale.move(state, overflowed=not math.isfinite(norm))
@@ -165,6 +167,7 @@ def _train_step(
             "seconds": seconds,
             "tokens_per_second": num_tokens / seconds,
         }
+        | (ranking(pairs, number) if pairs else {})
         | ({f"lr/{name}": rate for name, rate in rates.items()} if len(set(rates.values())) > 1 else {})
         | ({"loss_scale": scale, "overflows": state.overflows} if plan.loss_scale is not None else {})
     )
@@ -211,23 +214,25 @@ def _micro_batches(plan: Plan, batch: Batch, count: int) -> list[Batch]:
 
 
 def _accumulate(plan: Plan, model: CyberSLM, parts: list[Batch], divisor: float) -> Tensor:
-    """Add up gradients of the loss summed over all ranks' trained tokens, divided; return this rank's sum, fp64.
+    """Add up gradients of the loss summed over all ranks' trained tokens or pairs, divided.
 
-    Nothing here may make the host wait for the device, so that the next micro-batch is under way when one ends.
+    Returns this rank's summed loss, and behind it `LossOutput.pairs` where there are any, in fp64. Nothing here may
+    make the host wait for the device, so that the next micro-batch is under way when one ends.
     """
-    total = torch.zeros((), dtype=torch.float64, device=model.device)
+    totals = torch.zeros(1, dtype=torch.float64, device=model.device)
     own_divisor = divisor / plan.dist.world  # ranks take the mean of their gradients
     for index, part in enumerate(parts, 1):
         with plan.holding() if index < len(parts) else nullcontext():
             with plan.autocast():
                 output = plan.loss(model, part)
             (output.objective / own_divisor).backward()
-        total += output.loss_sum.detach()
-    return total
+        seen = output.loss_sum.detach().view(1)
+        totals = totals + (seen if output.pairs is None else torch.cat((seen, output.pairs)))
+    return totals
 
 
-def _finish_gradient(plan: Plan, model: nn.Module, total: Tensor, scale: float) -> tuple[float, float]:
-    """Divide gradients by ``scale`` and clip them; the sum of all ranks' ``total``, and the norm before the clip.
+def _finish_gradient(plan: Plan, model: nn.Module, totals: Tensor, scale: float) -> tuple[list[float], float]:
+    """Divide gradients by ``scale`` and clip them; the sums of all ranks' ``totals``, and the norm before the clip.
 
     A gradient that overflows on one rank is in every rank's norm, as gradients are exchanged before.
     """
@@ -236,10 +241,10 @@ def _finish_gradient(plan: Plan, model: nn.Module, total: Tensor, scale: float) 
     if scale != 1.0:
         torch._foreach_mul_(gradients, 1 / scale)
     norm = whole(nn.utils.get_total_norm(gradients))
-    losses, (size, *_) = plan.dist.each_of(torch.stack((total, norm.to(total))))
+    *sums, (size, *_) = plan.dist.each_of(torch.cat((totals, norm.to(totals).view(1))))
     if limit > 0 and math.isfinite(size):
         nn.utils.clip_grads_with_norm_(model.parameters(), limit, norm)
-    return math.fsum(losses), size
+    return [math.fsum(each) for each in sums], size
 
 
 def _validate(plan: Plan, state: TrainState, hooks: Hooks) -> Score | None:
@@ -253,7 +258,7 @@ def _validate(plan: Plan, state: TrainState, hooks: Hooks) -> Score | None:
             "type": "validation",
             "step": state.step,
             "loss": score.loss,
-            "perplexity": score.perplexity,
+            **(score.ranking or {"perplexity": score.perplexity}),
             "bits_per_byte": score.bits_per_byte,
             "best": best,
             "seconds": time.perf_counter() - started,
