@@ -42,7 +42,7 @@ class Rows:
 def test_next_steps_rows_are_read_once_and_early_where_a_device_works_meanwhile() -> None:
     rows = Rows()
     feed = Feed(rows, META, Dist())  # type: ignore[arg-type]
-    assert feed.rows(1, passed=0)[1:] == (2, 2)
+    assert feed.rows(1, passed=0)[1:] == (2, 2, 2)
     feed.read_ahead(2, passed=0)
     assert rows.read == [(0, 0), (1, 0)]
     assert feed.rows(2, passed=0).batch.input_ids.device == META
