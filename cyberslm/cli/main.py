@@ -159,13 +159,19 @@ def generate(
 def evaluate(
     model: Model,
     data: Annotated[Path | None, typer.Option(help="Prepared data to score on; default: the run's own.")] = None,
+    mcq: Annotated[
+        Path | None, typer.Option(metavar="FILE.jsonl", help="Multiple-choice questions to answer instead.")
+    ] = None,
     as_json: AsJson = False,
     device: Device = "auto",
 ) -> None:
     """Score a model on held-out text, in fp32.
 
-    Bits per byte, beside those of a unigram model and of compressors on the same bytes.
+    Bits per byte, beside those of a unigram model and of compressors on the same bytes; or multiple choice.
     """
+    if mcq is not None:
+        talk.answer_questions(model, mcq, data=data, as_json=as_json, device=device)
+        return
     from cyberslm.recipes.evaluate import evaluate as score
 
     found = score(model, data=data, device=device)

@@ -9,6 +9,7 @@ from cyberslm import files
 from cyberslm.config import load
 from cyberslm.data.loader import RowLoader
 from cyberslm.errors import ConfigError
+from cyberslm.evaluation.mcq import Result, ask, read_questions
 from cyberslm.evaluation.yardsticks import Yardstick, yardsticks
 from cyberslm.generation.engine import Engine
 from cyberslm.recipes.config import TrainRun
@@ -68,6 +69,13 @@ def evaluate(path: Path, *, data: Path | None = None, device: str = "auto") -> E
         prepared.validation.text_bytes,
         yardsticks(prepared.train, loader, tokenizer),
     )
+
+
+def ask_questions(path: Path, file: Path, *, device: str = "auto") -> Result:
+    """The model's answers to the multiple-choice questions of a file, in fp32."""
+    questions = read_questions(file)
+    engine: Engine = load_engine(find_model(path), device=device)
+    return ask(engine.model, engine.tokenizer, questions)
 
 
 def _data_of(model: Path) -> Path:
