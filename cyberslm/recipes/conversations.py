@@ -41,7 +41,7 @@ def with_chat(run: AnyRun, *, room: int) -> AnyRun:
 
 
 def extras_of(run: TrainRun, tokenizer: Tokenizer, before: Extras) -> Extras:
-    """What the run's model folders say of chats: as it is trained, or where it learns plain text as it was ``before``."""
+    """What the run's model folders say of chats: as it is trained, else as it was ``before``."""
     if run.data.format == "text":
         return before
     renderer = renderer_of(run.data.chat, tokenizer)
