@@ -60,19 +60,15 @@ def save_model(
     Raises `StorageError` when it can't be written, `IntegrityError` when a weight is not finite; what was there stays.
     """
     weights = {disk_name(name): parameter.detach() for name, parameter in model.named_parameters()}
-    for name, weight in weights.items():
-        if not bool(torch.isfinite(weight).all()):
-            raise IntegrityError(f"weight {name} is not finite: the model was not saved to {target}")
+    refuse_not_finite(weights, target)
 
     def fill(staging: Path) -> dict[str, object]:
-        _write_json(staging / "config.json", hf_config(model.config))
-        _write_json(staging / "generation_config.json", generation_config(model.config))
-        _write_tensors(staging / WEIGHTS, weights)
+        write_json(staging / "config.json", hf_config(model.config))
+        write_json(staging / "generation_config.json", generation_config(model.config))
+        write_tensors(staging / WEIGHTS, weights)
         tokenizer.save(staging)
         if training is not None:
-            (staging / "training").mkdir()
-            _write_tensors(staging / OPTIMIZER, training.tensors)
-            _write_json(staging / STATE, training.state)
+            write_training(staging, training)
         return {"kind": KIND, "tokenizer_sha256": tokenizer.sha256, **fields}
 
     files.publish(target, fill, replace=True)
@@ -85,7 +81,7 @@ def load_model(folder: Path | str, *, device: torch.device | str = "cpu") -> Mod
     """
     path = Path(folder)
     manifest = verify_model(path)
-    config = config_from_json(read_json(path / "config.json"), where=str(path / "config.json"))
+    config = read_config(path)
     try:
         with safe_open(path / WEIGHTS, framework="pt", device=str(torch.device(device))) as archive:
             model = _model_of(config, archive, path / WEIGHTS)
@@ -96,6 +92,11 @@ def load_model(folder: Path | str, *, device: torch.device | str = "cpu") -> Mod
     model.rope.to_empty(device=device)
     model.rope.reset()
     return ModelFolder(model.eval(), load_tokenizer(path), manifest)
+
+
+def read_config(folder: Path) -> CyberSLMConfig:
+    """The network that a model folder holds; of its files only ``config.json`` is read, and isn't verified."""
+    return config_from_json(read_json(folder / "config.json"), where=str(folder / "config.json"))
 
 
 def load_training(folder: Path) -> TrainingFiles:
@@ -151,11 +152,25 @@ def _model_of(config: CyberSLMConfig, archive: safe_open, path: Path) -> CyberSL
     return model
 
 
-def _write_json(path: Path, value: object) -> None:
+def refuse_not_finite(weights: Mapping[str, Tensor], target: Path) -> None:
+    for name, weight in weights.items():
+        if not bool(torch.isfinite(weight).all()):
+            raise IntegrityError(f"weight {name} is not finite: the model was not saved to {target}")
+
+
+def write_training(staging: Path, training: TrainingFiles) -> None:
+    """The training part of a step folder."""
+    (staging / "training").mkdir()
+    write_tensors(staging / OPTIMIZER, training.tensors)
+    write_json(staging / STATE, training.state)
+
+
+def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=False) + "\n", encoding="utf-8")
 
 
-def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Raises `StorageError` when they don't fit on the disk."""
     needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     try:
         save_file({name: t.contiguous().cpu() for name, t in tensors.items()}, path, metadata={"format": "pt"})

@@ -256,12 +256,12 @@ def test_killed_run_goes_on_by_itself(make_run: MakeRun, trained: Path) -> None:
         "from cyberslm.checkpoint import folder\n"
         "from cyberslm.recipes.config import load_run\n"
         "from cyberslm.recipes.train import run_training\n"
-        "real = folder._write_tensors\n"
+        "real = folder.write_tensors\n"
         "calls = iter(range(99))\n"
         "def write(*args):\n"
         "    real(*args)\n"
         "    if next(calls) == 5: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "folder._write_tensors = write\n"
+        "folder.write_tensors = write\n"
         "run_training(load_run(sys.argv[1]), quiet=True)\n"
     )
     killed = subprocess.run([sys.executable, "-c", code, str(path)], check=False, capture_output=True)
