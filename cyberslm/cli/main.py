@@ -17,7 +17,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from cyberslm.cli import look, talk, trade, work
+from cyberslm.cli import adapt, look, talk, trade, work
 from cyberslm.cli.options import AsJson, Config, Device, Model, Overrides, Quiet, say
 from cyberslm.errors import ConfigError, CyberSLMError, GenerationError
 
@@ -85,6 +85,8 @@ app.command(no_args_is_help=True)(look.plot)
 app.command("import", no_args_is_help=True)(trade.import_model)
 app.command(no_args_is_help=True)(work.score)
 app.command(no_args_is_help=True)(work.classify)
+app.command(no_args_is_help=True)(adapt.finetune)
+app.command(no_args_is_help=True)(adapt.merge)
 
 
 @app.command(no_args_is_help=True)
@@ -221,11 +223,11 @@ def data_prepare(
     """
     from cyberslm.errors import ConfigError
     from cyberslm.recipes import data
-    from cyberslm.recipes.config import load_run
+    from cyberslm.recipes.finetune import load_any
 
     if sum((dry_run, merge, bool(part))) > 1:
         raise ConfigError("give one of --dry-run, --slice and --merge")
-    run = load_run(config, overrides or ()).value
+    run = load_any(config, overrides or ()).value
     if dry_run:
         for line in data.dry_run(run, say):
             typer.echo(line)

@@ -86,7 +86,9 @@ class CyberSLM(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.embed_tokens.weight.dtype
+        """That of the residual stream; matrices may be kept in another."""
+        weight: Tensor = self.norm.get_parameter("weight")
+        return weight.dtype
 
     @property
     def max_seq_len(self) -> int:
@@ -135,7 +137,7 @@ class CyberSLM(nn.Module):
         self._check_ids(input_ids)
         with torch.set_grad_enabled(torch.is_grad_enabled() and cache is None):
             plan = self._plan(input_ids, attention_mask, docs, cache)
-            x = self.embed_tokens(input_ids)
+            x = self.embed_tokens(input_ids).to(self.dtype)
             if plan.real is not None:
                 x = x.masked_fill(~plan.real.unsqueeze(-1), 0.0)
             x = self.dropout(x)
@@ -154,7 +156,7 @@ class CyberSLM(nn.Module):
 
     def head(self, features: Tensor) -> Tensor:
         """Logits ``(..., V)`` of features ``(..., D)``."""
-        logits = F.linear(features, self.head_weight)
+        logits = F.linear(features, self.head_weight.to(features.dtype))
         cap = self.config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
