@@ -1,16 +1,18 @@
-"""Write docs/settings.md from the dataclasses: every setting of `cyberslm train`, its type, default and meaning.
+"""Write docs/settings.md from the dataclasses: every setting of a run, its type, default and meaning.
 
 python scripts/make_docs.py
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import MISSING
 from pathlib import Path
 
-from cyberslm.config import documented_fields
+from cyberslm.config import FieldDoc, documented_fields
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.recipes.config import TrainRun
+from cyberslm.recipes.finetune import FinetuneRun
 from cyberslm.recipes.scale import Dial, derive
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
@@ -25,13 +27,30 @@ def settings_page() -> str:
         "command line. Relative paths count from the file they are written in, on the command line from the working",
         "folder.",
         "",
-        "| key | type | default | meaning |",
-        "|---|---|---|---|",
+        *table(documented_fields(TrainRun)),
+        "",
+        "## Settings of `cyberslm finetune`",
+        "",
+        "All of the above, but that model and tokenizer are the base's (`model.dropout` and `model.attn_dropout` may be",
+        "given), with other defaults where the table names them again, and these:",
+        "",
+        *table(finetune_fields()),
     ]
-    for key, field in documented_fields(TrainRun).items():
+    return "\n".join([*lines, "", *scale_table()]) + "\n"
+
+
+def finetune_fields() -> dict[str, FieldDoc]:
+    """What a fine-tuning run has besides, or with another default."""
+    known = documented_fields(TrainRun)
+    return {key: field for key, field in documented_fields(FinetuneRun).items() if known.get(key) != field}
+
+
+def table(fields: Mapping[str, FieldDoc]) -> list[str]:
+    lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for key, field in fields.items():
         default = "required" if field.default is MISSING else f"`{_cell(_plain(field.default))}`"
         lines.append(f"| `{key}` | {_cell(field.type)} | {default} | {field.doc} |")
-    return "\n".join([*lines, "", *scale_table()]) + "\n"
+    return lines
 
 
 def scale_table() -> list[str]:

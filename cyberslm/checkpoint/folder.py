@@ -23,7 +23,8 @@ from torch import Tensor
 
 from cyberslm import files
 from cyberslm.checkpoint.hf import config_from_json, disk_name, generation_config, hf_config
-from cyberslm.checkpoint.tensors import Kind, write_tensors
+from cyberslm.checkpoint.tensors import Kind
+from cyberslm.checkpoint.tensors import write_tensors as stream_tensors
 from cyberslm.errors import IntegrityError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.model import CyberSLM
@@ -106,18 +107,13 @@ def save_parts(
         parts.tokenizer.save(staging)
         listed = staging / JSON_FILE
         words = listed.exists() and cuts_like_qwen2(listed.read_bytes())
-        _write_json(staging / "config.json", hf_config(parts.config, qwen2_words=words))
-        _write_json(staging / GENERATION, generation_config(parts.config, parts.extras.stop_ids))
-        write_tensors(staging / WEIGHTS, kinds, finite)
+        write_json(staging / "config.json", hf_config(parts.config, qwen2_words=words))
+        write_json(staging / GENERATION, generation_config(parts.config, parts.extras.stop_ids))
+        stream_tensors(staging / WEIGHTS, kinds, finite)
         if parts.extras.chat_template is not None:
             (staging / CHAT_TEMPLATE).write_bytes(parts.extras.chat_template.encode())
         if training is not None:
-            (staging / "training").mkdir()
-            tensors = training.tensors
-            write_tensors(
-                staging / OPTIMIZER, {name: Kind.of(tensor) for name, tensor in tensors.items()}, tensors.__getitem__
-            )
-            _write_json(staging / STATE, training.state)
+            write_training(staging, training)
         return {"kind": KIND, "tokenizer_sha256": parts.tokenizer.sha256, **fields}
 
     files.publish(target, fill, replace=True)
@@ -130,7 +126,7 @@ def load_model(folder: Path | str, *, device: torch.device | str = "cpu") -> Mod
     """
     path = Path(folder)
     manifest = verify_model(path)
-    config = config_from_json(read_json(path / "config.json"), where=str(path / "config.json"))
+    config = read_config(path)
     try:
         with safe_open(path / WEIGHTS, framework="pt", device=str(torch.device(device))) as archive:
             model = _model_of(config, archive, path / WEIGHTS)
@@ -154,6 +150,11 @@ def load_extras(folder: Path, config: CyberSLMConfig) -> Extras:
             f"{folder / GENERATION}: eos_token_id must be ids below {config.vocab_size}, not {stops!r:.80}"
         )
     return Extras(template, tuple(i for i in dict.fromkeys(ids) if i != config.eos_token_id))
+
+
+def read_config(folder: Path) -> CyberSLMConfig:
+    """The network that a model folder holds; of its files only ``config.json`` is read, and isn't verified."""
+    return config_from_json(read_json(folder / "config.json"), where=str(folder / "config.json"))
 
 
 def load_training(folder: Path) -> TrainingFiles:
@@ -219,5 +220,23 @@ def _model_of(config: CyberSLMConfig, archive: safe_open, path: Path) -> CyberSL
     return model
 
 
-def _write_json(path: Path, value: object) -> None:
+def refuse_not_finite(weights: Mapping[str, Tensor], target: Path) -> None:
+    for name, weight in weights.items():
+        if not bool(torch.isfinite(weight).all()):
+            raise IntegrityError(f"weight {name} is not finite: the model was not saved to {target}")
+
+
+def write_training(staging: Path, training: TrainingFiles) -> None:
+    """The training part of a step folder."""
+    (staging / "training").mkdir()
+    write_tensors(staging / OPTIMIZER, training.tensors)
+    write_json(staging / STATE, training.state)
+
+
+def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=False) + "\n", encoding="utf-8")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Raises `StorageError` when they don't fit on the disk."""
+    stream_tensors(path, {name: Kind.of(tensor) for name, tensor in tensors.items()}, tensors.__getitem__)

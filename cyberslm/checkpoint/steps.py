@@ -1,7 +1,8 @@
 """The step folders of a run: ``checkpoints/step-00001000/``.
 
-A checkpoint exists if and only if its manifest verifies. Which one is newest or best is computed from the manifests, in
-numeric order of their steps, never from names, times or a pointer file. Rotation keeps the newest ``keep_last``, the
+Each is a model folder, or an adapter folder where a run trains adapters. A checkpoint exists if and only if its
+manifest verifies. Which one is newest or best is computed from the manifests, in numeric order of their steps, never
+from names, times or a pointer file. Rotation keeps the newest ``keep_last``, the
 best and what it is told to, deletes only after the new one is on disk, and touches nothing it doesn't know.
 """
 
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cyberslm import files
-from cyberslm.checkpoint.folder import KIND, verify_model
+from cyberslm.checkpoint import adapter, folder
 from cyberslm.errors import IntegrityError
 
 NAME = re.compile(r"step-(\d{8,})")
@@ -38,7 +39,7 @@ def list_steps(checkpoints: Path) -> list[Step]:
             manifest = files.read_manifest(path)
         except IntegrityError:
             continue
-        if manifest.get("kind") == KIND and manifest.get("step") == step:
+        if manifest.get("kind") in (folder.KIND, adapter.KIND) and manifest.get("step") == step:
             found.append(Step(step, path, _loss(manifest)))
     return found
 
@@ -54,7 +55,7 @@ def newest(checkpoints: Path, warn: Callable[[str], None]) -> Step | None:
         if not files.looks_published(path):
             raise IntegrityError(f"{path} is no checkpoint (it has no manifest of one): delete it or move it away")
         try:
-            manifest = verify_model(path)
+            manifest = verify_step(path)
             if manifest.get("step") != step:
                 raise IntegrityError(f"its manifest says step {manifest.get('step')}")
         except IntegrityError as error:
@@ -66,6 +67,12 @@ def newest(checkpoints: Path, warn: Callable[[str], None]) -> Step | None:
             f"none of the {len(named)} checkpoints in {checkpoints} is whole: restore one, or delete them to start anew"
         )
     return None
+
+
+def verify_step(path: Path) -> dict:
+    """The manifest of a whole, undamaged step folder; `IntegrityError` otherwise."""
+    is_adapter = files.read_manifest(path).get("kind") == adapter.KIND
+    return adapter.verify_adapter(path) if is_adapter else folder.verify_model(path)
 
 
 def best(steps: list[Step]) -> Step | None:

@@ -46,9 +46,9 @@ def check(config: Config, overrides: Overrides = None) -> None:
 
     prepare_for_training()  # as train does, so that what is measured holds for it
     from cyberslm.recipes.check import check as lines
-    from cyberslm.recipes.config import load_run
+    from cyberslm.recipes.finetune import load_any
 
-    for line in lines(load_run(config, overrides or ()), say):
+    for line in lines(load_any(config, overrides or ()), say):
         typer.echo(line)
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from cyberslm.cli import look, talk, trade, use, work
+from cyberslm.cli import adapt, look, talk, trade, use, work
 from cyberslm.cli.options import AsJson, Config, Device, Model, Overrides, Quiet, say
 from cyberslm.errors import ConfigError, CyberSLMError
 
@@ -86,6 +86,8 @@ app.command("import", no_args_is_help=True)(trade.import_model)
 app.command("export", no_args_is_help=True)(trade.export_model)
 app.command(no_args_is_help=True)(work.score)
 app.command(no_args_is_help=True)(work.classify)
+app.command(no_args_is_help=True)(adapt.finetune)
+app.command(no_args_is_help=True)(adapt.merge)
 
 
 @app.command(no_args_is_help=True)
@@ -118,13 +120,19 @@ app.command(no_args_is_help=True)(use.generate)
 def evaluate(
     model: Model,
     data: Annotated[Path | None, typer.Option(help="Prepared data to score on; default: the run's own.")] = None,
+    mcq: Annotated[
+        Path | None, typer.Option(metavar="FILE.jsonl", help="Multiple-choice questions to answer instead.")
+    ] = None,
     as_json: AsJson = False,
     device: Device = "auto",
 ) -> None:
     """Score a model on held-out text, in fp32.
 
-    Bits per byte, beside those of a unigram model and of compressors on the same bytes.
+    Bits per byte, beside those of a unigram model and of compressors on the same bytes; or multiple choice.
     """
+    if mcq is not None:
+        talk.answer_questions(model, mcq, data=data, as_json=as_json, device=device)
+        return
     from cyberslm.recipes.evaluate import evaluate as score
 
     found = score(model, data=data, device=device)
@@ -174,11 +182,11 @@ def data_prepare(
     """
     from cyberslm.errors import ConfigError
     from cyberslm.recipes import data
-    from cyberslm.recipes.config import load_run
+    from cyberslm.recipes.finetune import load_any
 
     if sum((dry_run, merge, bool(part))) > 1:
         raise ConfigError("give one of --dry-run, --slice and --merge")
-    run = load_run(config, overrides or ()).value
+    run = load_any(config, overrides or ()).value
     if dry_run:
         for line in data.dry_run(run, say):
             typer.echo(line)

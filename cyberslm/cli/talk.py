@@ -1,4 +1,4 @@
-"""``chat``: talk with a model, on a terminal, by ``--message``, or line by line from stdin."""
+"""``chat``: talk with a model, on a terminal, by ``--message``, or line by line from stdin; ``eval --mcq``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from cyberslm.cli.options import AsJson, Device, Model, say
-from cyberslm.errors import GenerationError
+from cyberslm.errors import ConfigError, GenerationError
 
 if TYPE_CHECKING:
     from cyberslm.decoding.sampling import SamplingParams
@@ -77,6 +77,26 @@ def _answer(talk: Chat, text: str, params: SamplingParams, *, as_json: bool, for
     _write("\n")
     if finish == "length":
         say("note: the answer was cut at its budget (--max-new-tokens)")
+
+
+def answer_questions(model: Path, file: Path, *, data: Path | None, as_json: bool, device: str) -> None:
+    """``eval --mcq``: the share of questions answered right, with its interval and what guessing gives."""
+    from cyberslm.recipes.evaluate import ask_questions
+
+    if data is not None:
+        raise ConfigError("--mcq asks the questions of a file: leave out --data")
+    found = ask_questions(model, file, device=device)
+    record = found.to_json()
+    if as_json:
+        typer.echo(json.dumps({"model": str(model), **record}))
+        return
+    typer.echo(f"{found.asked:,} questions, chance {found.chance:.1%}")
+    for name, key in (("accuracy", "accuracy"), ("accuracy per byte", "accuracy_per_byte")):
+        low, high = cast("tuple[float, float]", record[f"{key}_interval"])
+        typer.echo(f"{name:24}{record[key]:8.1%}   95 % interval {low:.1%} to {high:.1%}")
+    if found.too_long:
+        first = found.too_long[0]
+        say(f"note: {len(found.too_long)} questions don't fit the context and were not asked, such as {first}")
 
 
 def _asked() -> Iterator[str]:

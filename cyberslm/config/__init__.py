@@ -10,7 +10,7 @@ twice in a file are errors, and one message lists all of them. Scalars follow th
 
 from __future__ import annotations
 
-from cyberslm.config.loading import Loaded, load, parse
+from cyberslm.config.loading import Loaded, load, parse, top_keys
 from cyberslm.config.schema import FieldDoc, PathStr, documented_fields
 from cyberslm.config.writing import LEFT_OUT, differences, dump, template, to_mapping
 
@@ -26,4 +26,5 @@ __all__ = [
     "parse",
     "template",
     "to_mapping",
+    "top_keys",
 ]

@@ -23,16 +23,17 @@ from cyberslm.errors import ConfigError
 MAX_CHAIN = 8
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 Follow = Callable[[Mapping[str, object]], Mapping[str, object]]
 """From the values that are given to those that follow from them, both by dotted canonical key."""
 
 
 @dataclass(frozen=True)
-class Loaded(Generic[T]):
+class Loaded(Generic[T_co]):
     """A configuration and where it came from."""
 
-    value: T
+    value: T_co
     """The root dataclass."""
     given: frozenset[str]
     """Dotted canonical keys that the files or the command line set, such as ``model.vocab_size``, or that follow."""
@@ -62,6 +63,17 @@ def load(path: str | Path, cls: type[T], overrides: Sequence[str] = (), *, follo
     value = build(tree, cls, problems)
     problems.raise_if_any()
     return Loaded(value, frozenset(key for key, *_ in leaves(tree, cls)), Path(path).absolute(), text)
+
+
+def top_keys(path: str | Path, overrides: Sequence[str] = ()) -> frozenset[str]:
+    """The names at the top level of a file, what it extends and overrides: which kind of configuration it is.
+
+    Only form is checked; what else is wrong is for ``load`` to say.
+    """
+    problems = Problems()
+    _, layers = _read_chain(Path(path), problems)
+    layers += [node for argument in overrides if (node := _override(argument, problems)) is not None]
+    return frozenset(name for layer in layers if isinstance(layer.value, dict) for name in layer.value)
 
 
 def _with_what_follows(tree: Node, cls: type, follow: Follow, problems: Problems) -> Node:

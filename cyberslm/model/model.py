@@ -98,7 +98,9 @@ class CyberSLM(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.embed_tokens.weight.dtype
+        """That of the residual stream; matrices may be kept in another."""
+        weight: Tensor = self.norm.get_parameter("weight")
+        return weight.dtype
 
     @property
     def max_seq_len(self) -> int:
@@ -148,7 +150,7 @@ class CyberSLM(nn.Module):
         with torch.set_grad_enabled(torch.is_grad_enabled() and cache is None):
             run = self._compiled if self.training and torch.is_grad_enabled() else None
             plan = self._plan(input_ids, attention_mask, docs, cache, blocks=self._flex and run is not None)
-            x = self.embed_tokens(input_ids)
+            x = self.embed_tokens(input_ids).to(self.dtype)
             if plan.real is not None:
                 x = x.masked_fill(~plan.real.unsqueeze(-1), 0.0)
             x = self.dropout(x)
@@ -166,7 +168,7 @@ class CyberSLM(nn.Module):
 
     def head(self, features: Tensor) -> Tensor:
         """Logits ``(..., V)`` of features ``(..., D)``."""
-        logits = F.linear(features, self.head_weight)
+        logits = F.linear(features, self.head_weight.to(features.dtype))
         cap = self.config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 

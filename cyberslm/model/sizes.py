@@ -26,16 +26,20 @@ def flops_per_token(config: CyberSLMConfig, tokens: int, *, training: bool) -> i
     return 2 * products * (3 if training else 1)
 
 
-def trained_flops_per_token(config: CyberSLMConfig) -> float:
+def trained_flops_per_token(config: CyberSLMConfig, *, frozen: bool = False) -> float:
     """Operations of training that a token needs on average: attention counts only the keys that a query sees.
 
+    With a ``frozen`` base its matrices get no gradient, a third of their products less; adapters are not counted.
     For whole rows of ``max_seq_len``; what a kernel computes besides, and then hides, is no part of it.
     """
     seen = sum(_mean_seen(config.max_seq_len, window) for window in config.windows)
     at_all = config.num_layers * config.max_seq_len
     whole = flops_per_token(config, config.max_seq_len, training=True)
     per_key = 6 * config.num_heads * (config.key_size + config.head_size)
-    return whole - per_key * (at_all - seen)
+    saved = 0
+    if frozen:
+        saved = flops_per_token(config, 0, training=False)
+    return whole - per_key * (at_all - seen) - saved
 
 
 def _mean_seen(tokens: int, window: int | None) -> float:

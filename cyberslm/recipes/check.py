@@ -13,6 +13,7 @@ from cyberslm.recipes.data import Say, describe, ensure_prepared, fit_model, row
 from cyberslm.recipes.estimate import estimate, lines, refuse_too_large
 from cyberslm.recipes.header import header
 from cyberslm.recipes.machine import cpu_threads, on_this_machine
+from cyberslm.recipes.origin import origin_of
 from cyberslm.recipes.shown import LEGEND, shown_row
 from cyberslm.training.distributed import Dist
 from cyberslm.training.trackers import short
@@ -27,7 +28,7 @@ def check(loaded: Loaded[TrainRun], say: Say) -> Iterator[str]:
     prepared = ensure_prepared(run, say)
     tokenizer = prepared.tokenizer
     run = replace(run, model=fit_model(run.model, tokenizer, given=loaded.given))
-    loader = row_loader(run, prepared, prepared.train)
+    loader, origin = row_loader(run, prepared, prepared.train), origin_of(run)
     yield "# resolved configuration"
     yield dump(run).rstrip()
     yield ""
@@ -35,9 +36,9 @@ def check(loaded: Loaded[TrainRun], say: Say) -> Iterator[str]:
     alone = Dist(device=device)
     refuse_too_large(run, alone)
     with cpu_threads(run.threads):
-        yield from header(run, loader, device)
-        yield from lines(run, estimate(run, prepared, alone, probe=True))
-    yield f"tokens: {run.train.global_batch_size * run.model.max_seq_len:,} per step, {_per_epoch(loader):,} per epoch"
+        yield from header(run, origin, loader, device)
+        yield from lines(run, estimate(run, origin, prepared, alone, probe=True))
+    yield f"tokens: {run.train.global_batch_size * run.seq_len:,} per step, {_per_epoch(loader):,} per epoch"
     yield from _costs(run)
     yield ""
     batch = loader.bordered(0)
@@ -49,7 +50,7 @@ def check(loaded: Loaded[TrainRun], say: Say) -> Iterator[str]:
 
 def _costs(run: TrainRun) -> Iterator[str]:
     """What the network costs by the formulas of `cyberslm.model.sizes`."""
-    config, length = run.model, run.model.max_seq_len
+    config, length = run.model, run.seq_len
     flops = flops_per_token(config, length, training=True) * run.train.global_batch_size * length
     cache = cache_bytes_per_token(config) * length
     yield f"arithmetic: {short(flops, 'FLOP')} per step; cache of one full context when generating {short(cache, 'B')}"

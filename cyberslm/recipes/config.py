@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -35,7 +35,7 @@ class EvalConfig:
     """Steps between validations; checkpoints at checkpoint.interval and at the end are validated too."""
 
     max_rows: int = 0
-    """Rows of max_seq_len tokens per validation, spread evenly over the split; 0 = the whole split."""
+    """Rows per validation, spread evenly over the split; 0 = the whole split."""
 
     sample_prompts: tuple[str, ...] = ()
     """Prompts continued at every validation, shown and kept in samples.jsonl."""
@@ -145,6 +145,31 @@ class TrainRun:
                 f" {self.train.max_steps}"
             )
 
+        if self.train.seq_len is not None and self.train.seq_len > self.longest_row:
+            raise ConfigError(
+                f"train.seq_len {self.train.seq_len} must be at most model.max_seq_len {self.model.max_seq_len}"
+            )
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens that a row may have."""
+        return self.model.max_seq_len
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of a row."""
+        return self.train.seq_len or self.model.max_seq_len
+
+    @property
+    def row_shape(self) -> CyberSLMConfig:
+        """The model with a context of one row: what formulas of a step's cost go by."""
+        return replace(self.model, max_seq_len=self.seq_len)
+
+    @property
+    def corpus(self) -> DataConfig:
+        """All text that is prepared."""
+        return self.data
+
     @property
     def folder(self) -> Path:
         return Path(self.out_dir)
@@ -153,6 +178,8 @@ class TrainRun:
     def prepared(self) -> Path:
         return Path(self.data.prepared) if self.data.prepared else self.folder / "data"
 
+
+AnyRun = TypeVar("AnyRun", bound=TrainRun)
 
 _SIZES = {"model.vocab_size", "tokenizer.vocab_size"}
 NOT_THE_RESULT = frozenset(
@@ -171,6 +198,10 @@ NOT_THE_RESULT = frozenset(
         "data.prepared",
         "data.sources",
         "data.validation",
+        "base",
+        "replay.path",
+        "replay.validation",
+        "extend_vocab.file",
         "tokenizer.path",
         "tokenizer.lossless",
     }
@@ -188,9 +219,7 @@ def load_run(path: Path | str, overrides: Sequence[str] = ()) -> Loaded[TrainRun
     sets no limit to them.
     """
     loaded = load(path, TrainRun, overrides, follow=follow_scale)
-    run = loaded.value
-    if run.train.max_time is not None and "train.max_steps" not in loaded.given:
-        run = replace(run, train=replace(run.train, max_steps=NO_LIMIT))
+    run = without_step_limit(loaded)
     if run.tokenizer.path is None and loaded.given & _SIZES == {"model.vocab_size"}:
         run = replace(run, tokenizer=replace(run.tokenizer, vocab_size=run.model.vocab_size))
     elif "model.vocab_size" not in loaded.given:
@@ -202,6 +231,14 @@ def load_run(path: Path | str, overrides: Sequence[str] = ()) -> Loaded[TrainRun
             f" {run.tokenizer.vocab_size}: give only one of them, or make the model's at least as large"
         )
     return replace(loaded, value=run)
+
+
+def without_step_limit(loaded: Loaded[AnyRun]) -> AnyRun:
+    """The run, with no limit to its steps where a time budget alone is given."""
+    run = loaded.value
+    if run.train.max_time is not None and "train.max_steps" not in loaded.given:
+        return replace(run, train=replace(run.train, max_steps=NO_LIMIT))
+    return run
 
 
 def follow_scale(given: Mapping[str, Any]) -> Mapping[str, object]:

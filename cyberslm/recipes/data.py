@@ -25,7 +25,10 @@ from cyberslm.data.store import TokenStore
 from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.recipes.config import TrainRun
+from cyberslm.recipes.finetune import FinetuneRun
+from cyberslm.recipes.replay import mixture_of
 from cyberslm.recipes.tokenizer import Say, make_tokenizer, tokenizer_settings
+from cyberslm.recipes.vocabulary import write_extended
 from cyberslm.text.tokenizer import Tokenizer
 from cyberslm.training.trackers import count, short
 
@@ -36,11 +39,13 @@ def ensure_prepared(run: TrainRun, say: Say) -> Prepared:
     A run that has begun goes on only with the tokens it began with, and its shards are not replaced by others:
     `IntegrityError`.
     """
+    if isinstance(run, FinetuneRun):
+        write_extended(run)
     settings = tokenizer_settings(run.tokenizer)
     folder = run.prepared
     files.sweep(folder.parent)
     began_with = _began_with(run)
-    reason = stale(folder, run.data, settings)
+    reason = stale(folder, run.corpus, settings)
     if began_with is not None and reason is not None and folder.exists():
         raise IntegrityError(_OTHER_DATA.format(folder=run.folder, reason=reason))
     if reason is None:
@@ -79,7 +84,7 @@ def _prepare(
         )
     files.make_folder(folder.parent)
     return prepare(
-        run.data,
+        run.corpus,
         lambda texts: make_tokenizer(run.tokenizer, texts, say),
         folder,
         tokenizer_settings=settings,
@@ -93,7 +98,7 @@ def write_slice(run: TrainRun, number: int, count: int, say: Say) -> Path:
     folder = slices_folder(run) / f"{number:05d}-of-{count:05d}"
     files.make_folder(folder.parent)
     files.sweep(folder.parent)
-    if not prepare_slice(run.data, folder, number=number, count=count, progress=_stages(say)):
+    if not prepare_slice(run.corpus, folder, number=number, count=count, progress=_stages(say)):
         say(f"data: {folder} is up to date")
     return folder
 
@@ -119,7 +124,7 @@ def dry_run(run: TrainRun, say: Say) -> Iterator[str]:
     """What reading, redacting and cleaning would leave, in lines for people; nothing is written that stays."""
     files.make_folder(run.prepared.parent)
     files.sweep(run.prepared.parent)
-    with clean_corpus(run.data, run.prepared.parent, _stages(say)) as corpus:
+    with clean_corpus(run.corpus, run.prepared.parent, _stages(say)) as corpus:
         counts = corpus.new_counts()
         splits = Counter(piece.split for piece in corpus.pieces(counts, "tokens"))
         for name, each in counts.items():
@@ -153,17 +158,18 @@ def open_verified(folder: Path) -> Prepared:
 def row_loader(run: TrainRun, prepared: Prepared, store: TokenStore) -> RowLoader:
     """Rows of ``store`` as the run trains on them; those of the training split are mixed as the run asks."""
     tokenizer = prepared.tokenizer
+    mixture, unit = mixture_of(run, prepared) if store is prepared.train else ({}, run.data.mixture_unit)
     return RowLoader(
         store,
-        seq_len=run.model.max_seq_len,
+        seq_len=run.seq_len,
         batch_rows=run.train.global_batch_size,
         seed=run.seed,
         pad_id=tokenizer.pad_id,
         bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
         layout=run.data.rows,
         isolate=run.data.isolate_documents,
-        mixture=run.data.parts if store is prepared.train else {},
-        mixture_unit=run.data.mixture_unit,
+        mixture=mixture,
+        mixture_unit=unit,
         ramp=run.train.batch_ramp,
     )
 
@@ -192,7 +198,7 @@ def write_tokenizer(run: TrainRun, folder: Path | None, say: Say) -> Path:
     target = folder or run.folder / "tokenizer"
     files.make_folder(target)
     files.sweep(target)
-    with clean_corpus(run.data, target, _stages(say)) as corpus:
+    with clean_corpus(run.corpus, target, _stages(say)) as corpus:
         tokenizer = make_tokenizer(run.tokenizer, corpus.training_texts, say)
     tokenizer.save(target)
     return target

@@ -24,14 +24,16 @@ from cyberslm.model.model import CyberSLM
 from cyberslm.model.sizes import trained_flops_per_token
 from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.data import bytes_per_id, row_loader
+from cyberslm.recipes.finetune import FinetuneRun, has_adapters
 from cyberslm.recipes.folder import free_bytes, space_needed
 from cyberslm.recipes.machine import autocast, loss_scale, products
+from cyberslm.recipes.origin import Origin, moving
 from cyberslm.training import hardware
 from cyberslm.training.config import NO_LIMIT
 from cyberslm.training.distributed import Dist
 from cyberslm.training.limits import product_rates
 from cyberslm.training.loss import measure, next_token_loss
-from cyberslm.training.memory import Batch, Fitting, Needed, fitting, needed
+from cyberslm.training.memory import Batch, Fitting, Frozen, Needed, fitting, needed
 from cyberslm.training.optim import build_optimizer
 from cyberslm.training.probe import Speed, measure_speed
 from cyberslm.training.trackers import clock, count, short
@@ -74,7 +76,7 @@ class Estimate:
 
 def needed_memory(run: TrainRun, dist: Dist) -> Needed:
     """Memory of each process."""
-    return needed(run.model, _batch(run, dist), **_precision(run))
+    return needed(run.row_shape, _batch(run, dist), **_precision(run))
 
 
 def room(dist: Dist) -> Room | None:
@@ -98,7 +100,7 @@ def refuse_too_large(run: TrainRun, dist: Dist) -> None:
         )
 
 
-def estimate(run: TrainRun, prepared: Prepared, dist: Dist, *, probe: bool) -> Estimate:
+def estimate(run: TrainRun, origin: Origin, prepared: Prepared, dist: Dist, *, probe: bool) -> Estimate:
     """Memory always; with ``probe`` speed too.
 
     Not where the run would not fit, one row alone takes too long, or the weights are to be cut up over ranks.
@@ -124,7 +126,7 @@ def estimate(run: TrainRun, prepared: Prepared, dist: Dist, *, probe: bool) -> E
         loss=partial(next_token_loss, z_loss=run.train.z_loss),
         loss_scale=loss_scale(run),
     )
-    model = CyberSLM(run.model, seed=run.seed, device=device)
+    model = origin.outline(device)
     loader = row_loader(run, prepared, prepared.train)
     speed = measure_speed(
         plan,
@@ -140,7 +142,7 @@ def estimate(run: TrainRun, prepared: Prepared, dist: Dist, *, probe: bool) -> E
 
 def product_limit(run: TrainRun, rows: int, device: torch.device) -> float:
     """The rate of matrix products of the run's shape and precision in this process, in about half a second."""
-    tokens = rows * run.model.max_seq_len
+    tokens = rows * run.seq_len
     rates = product_rates(
         device,
         products(run),
@@ -154,12 +156,12 @@ def product_limit(run: TrainRun, rows: int, device: torch.device) -> float:
 
 def share_of_limit(run: TrainRun, limit: float) -> float:
     """What a token a second is of the limit: throughput times this is the share of it that is used."""
-    return trained_flops_per_token(run.model) / limit
+    return _flops_per_token(run) / limit
 
 
 def _rows_to_try(run: TrainRun, most: int, limit: float) -> int:
     """Rows of which four passes should fit into the probe; one where at least two of it do; else none."""
-    each = trained_flops_per_token(run.model) * run.model.max_seq_len / (POOR_SHARE * limit)
+    each = _flops_per_token(run) * run.seq_len / (POOR_SHARE * limit)
     return min(most, max(int(PROBE_SECONDS / 4 / each), int(each <= PROBE_SECONDS / 2)))
 
 
@@ -190,7 +192,7 @@ def lines(run: TrainRun, found: Estimate) -> Iterator[str]:
 def figures(run: TrainRun, found: Estimate) -> dict[str, object]:
     """The estimate for machines."""
     figures: dict[str, object] = {
-        "flops_per_token": trained_flops_per_token(run.model),
+        "flops_per_token": _flops_per_token(run),
         "estimated_memory": found.needed.total,
     }
     if found.limit is not None:
@@ -208,7 +210,7 @@ def _memory_lines(run: TrainRun, found: Estimate) -> Iterator[str]:
     yield f"memory: {_gib(need.total)} at the peak{whose}{free} ({parts})"
     if there is None or need.total <= there.available:
         return
-    smaller = fitting(run.model, found.batch, **_precision(run), available=there.available)
+    smaller = fitting(run.row_shape, found.batch, **_precision(run), available=there.available)
     where = "of the GPU" if run.device == "cuda" else "of memory"
     yield f"warning: will not fit: needs {_gib(need.total)} of {_gib(there.available)} {where}; {_advice(run, smaller)}"
 
@@ -217,8 +219,9 @@ def _advice(run: TrainRun, smaller: Fitting | None) -> str:
     if smaller is None:
         return "no batch is small enough: lower model.hidden_dim, model.num_layers or model.vocab_size"
     keys = [f"train.micro_batch_size={smaller.rows}"]
-    if smaller.tokens < run.model.max_seq_len:
-        keys.append(f"model.max_seq_len={smaller.tokens}")
+    if smaller.tokens < run.seq_len:
+        key = "train.seq_len" if isinstance(run, FinetuneRun) else "model.max_seq_len"
+        keys.append(f"{key}={smaller.tokens}")
     return f"{' '.join(keys)} would need {_gib(smaller.total)}"
 
 
@@ -284,11 +287,25 @@ def _batch(run: TrainRun, dist: Dist) -> Batch:
 
 def _precision(run: TrainRun) -> dict:
     """What `needed` and `fitting` ask of the run besides its shape: AdamW keeps two moments of each weight."""
+    trained, frozen = _parameters(run)
     return {
-        "optimizer": 8 * run.model.num_parameters,
+        "optimizer": 8 * trained,
+        "frozen": frozen,
         "bf16": run.precision != "fp32",
         "device": run.device,
     }
+
+
+def _parameters(run: TrainRun) -> tuple[int, Frozen | None]:
+    """How many parameters are trained, and what a frozen base keeps in memory."""
+    trained, frozen = moving(run)
+    if not frozen:
+        return trained, None
+    return trained, Frozen(trained, frozen, casts=not has_adapters(run))
+
+
+def _flops_per_token(run: TrainRun) -> float:
+    return trained_flops_per_token(run.row_shape, frozen=has_adapters(run))
 
 
 def _gib(number: float) -> str:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cyberslm import files
-from cyberslm.config import load
 from cyberslm.data.loader import RowLoader
 from cyberslm.errors import ConfigError
+from cyberslm.evaluation.mcq import Result, ask, read_questions
 from cyberslm.evaluation.yardsticks import Yardstick, yardsticks
 from cyberslm.generation.engine import Engine
-from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.data import bytes_per_id, open_verified
+from cyberslm.recipes.finetune import kept_run
 from cyberslm.recipes.use import find_model
 from cyberslm.recipes.use import load as load_engine
 from cyberslm.training.loss import Score, measure
@@ -51,7 +51,7 @@ def evaluate(path: Path, *, data: Path | None = None, device: str = "auto") -> E
     manifest = files.read_manifest(folder)
     loader = RowLoader(
         prepared.validation,
-        seq_len=engine.model.max_seq_len,
+        seq_len=_row_length(manifest, engine.model.max_seq_len),
         batch_rows=ROWS,
         seed=0,
         pad_id=tokenizer.pad_id,
@@ -70,11 +70,24 @@ def evaluate(path: Path, *, data: Path | None = None, device: str = "auto") -> E
     )
 
 
+def ask_questions(path: Path, file: Path, *, device: str = "auto") -> Result:
+    """The model's answers to the multiple-choice questions of a file, in fp32."""
+    questions = read_questions(file)
+    engine: Engine = load_engine(find_model(path), device=device)
+    return ask(engine.model, engine.tokenizer, questions)
+
+
+def _row_length(manifest: dict, context: int) -> int:
+    """That of the rows it was trained on."""
+    found = manifest.get("seq_len")
+    return found if isinstance(found, int) and 1 <= found <= context else context
+
+
 def _data_of(model: Path) -> Path:
     """The prepared data of the run that a model folder lies in."""
     for run in (model.parent, model.parent.parent):
         if files.looks_published(run / "data"):
             return run / "data"
         if (run / "config.yaml").is_file():
-            return load(run / "config.yaml", TrainRun).value.prepared
+            return kept_run(run / "config.yaml").prepared
     raise ConfigError(f"{model} does not lie in a run folder: name prepared data with --data")

@@ -6,11 +6,13 @@ import json
 import shutil
 
 from cyberslm import files
-from cyberslm.checkpoint.steps import list_steps
-from cyberslm.config import Loaded, differences, dump, load
+from cyberslm.checkpoint.steps import Step, list_steps
+from cyberslm.config import Loaded, differences, dump
 from cyberslm.errors import ConfigError
 from cyberslm.recipes.config import NOT_THE_RESULT, NOT_THE_RESULT_SECTIONS, TrainRun
+from cyberslm.recipes.finetune import FinetuneRun, has_adapters, kept_run
 from cyberslm.recipes.machine import environment
+from cyberslm.recipes.origin import moving
 from cyberslm.training.schedule import Decision, holds
 
 LENGTH = "train.max_steps"
@@ -30,7 +32,13 @@ def refuse_other_run(run: TrainRun) -> str | None:
             f"out_dir: {run.folder} holds checkpoints, but the config.yaml of their run is gone: restore it, choose"
             " another out_dir, or delete that folder to start anew"
         )
-    before = load(kept, TrainRun).value
+    before = kept_run(kept)
+    if type(before) is not type(run):
+        raise ConfigError(
+            f"out_dir: {run.folder} holds a run of another kind (train or finetune): choose another out_dir"
+        )
+    if isinstance(run, FinetuneRun):
+        _refuse_other_base(run, steps[-1])
     changed = {
         key: values
         for key, values in differences(before, run).items()
@@ -49,6 +57,15 @@ def refuse_other_run(run: TrainRun) -> str | None:
             "choose another out_dir, delete that folder to start anew, or give the same settings to go on with it"
         )
     return said
+
+
+def _refuse_other_base(run: FinetuneRun, step: Step) -> None:
+    began_with, now = files.read_manifest(step.path).get("base_sha256"), run.base_sha256
+    if began_with != now:
+        raise ConfigError(
+            f"base: {run.base} is another model than the run in {run.folder} began with (manifest {now[:12]} now,"
+            f" {str(began_with)[:12]} then): name that one, or choose another out_dir"
+        )
 
 
 def _why_not(before: TrainRun, run: TrainRun, done: int) -> str:
@@ -72,13 +89,14 @@ def require_space(run: TrainRun) -> None:
 
 
 def space_needed(run: TrainRun) -> int:
-    """Bytes still to come: the kept checkpoints (weights, two moments and perhaps their mean, fp32), the one being
-    written, and final/."""
+    """Bytes still to come: the kept checkpoints (weights, two moments and perhaps their mean, fp32; with adapters what
+    is trained alone), the one being written, and final/."""
     writes = run.train.max_steps // min(run.checkpoint.interval, run.eval.interval) + 2
     kept = run.checkpoint.keep_last + 2 + (run.train.on_spike == "rollback")
     missing = max(1, min(kept, writes) - len(list_steps(run.folder / "checkpoints")))
-    copies = 4 if run.train.ema_decay else 3
-    return run.model.num_parameters * 4 * (copies * missing + 1)
+    trained, whole = moving(run).trained, run.model.num_parameters
+    step = (trained if has_adapters(run) else whole) + trained * (3 if run.train.ema_decay else 2)
+    return 4 * (step * missing + whole)
 
 
 def free_bytes(run: TrainRun) -> int:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import torch
 
 from cyberslm.data.loader import RowLoader
-from cyberslm.model.model import CyberSLM
 from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.data import describe_rows
+from cyberslm.recipes.finetune import FinetuneRun
+from cyberslm.recipes.origin import Origin
 from cyberslm.recipes.scale import MOST_EPOCHS, Dial, planned_tokens
 from cyberslm.training.config import NO_LIMIT
 from cyberslm.training.distributed import Dist
@@ -19,21 +20,22 @@ FAR_OFF = 0.25
 """How far from its dial, as a share, a model is before a word is said."""
 
 
-def header(run: TrainRun, loader: RowLoader, device: torch.device) -> list[str]:
+def header(run: TrainRun, origin: Origin, loader: RowLoader, device: torch.device) -> list[str]:
     """The block that opens a run: what is about to be trained, on how much, where."""
     config = run.model
     total = config.num_parameters
-    short_of_text = loader.store.num_tokens <= config.max_seq_len
+    short_of_text = loader.store.num_tokens <= run.seq_len
     return [
-        *(["warning: model.max_seq_len is longer than the training text: rows are mostly padding"] * short_of_text),
+        *(["warning: a row is longer than the training text: rows are mostly padding"] * short_of_text),
         f"model: {total:,} parameters ({total - config.num_embedding_parameters:,} without embeddings),"
         f" {config.num_layers} layers, width {config.hidden_dim}, context {config.max_seq_len},"
         f" vocabulary {config.vocab_size:,}",
+        *_base_lines(run, origin),
         _steps_line(run, loader),
         *_repetition(run, loader),
         *_off_the_dial(run),
         *describe_rows(loader),
-        _optimizer_line(run),
+        _optimizer_line(run, origin),
         f"device: {device}, {run.precision}, {torch.get_num_threads()} threads, seed {run.seed}",
         f"folder: {run.folder}",
     ]
@@ -49,7 +51,7 @@ def processes(run: TrainRun, dist: Dist) -> list[str]:
 
 
 def _steps_line(run: TrainRun, loader: RowLoader) -> str:
-    settings, length = run.train, run.model.max_seq_len
+    settings, length = run.train, run.seq_len
     batch = settings.global_batch_size
     stages = "".join(f"{steps:,} of {rows * length:,}, then " for steps, rows in settings.batch_ramp)
     each = (
@@ -68,7 +70,7 @@ def _steps_line(run: TrainRun, loader: RowLoader) -> str:
 
 def _repetition(run: TrainRun, loader: RowLoader) -> Iterator[str]:
     """A word where text is repeated more often than it teaches. In a time it is as often as ``scale`` planned for."""
-    steps, length = run.train.max_steps, run.model.max_seq_len
+    steps, length = run.train.max_steps, run.seq_len
     if steps != NO_LIMIT:
         rows = loader.first_row(steps)
     elif run.scale is not None:
@@ -92,8 +94,19 @@ def _off_the_dial(run: TrainRun) -> Iterator[str]:
         )
 
 
-def _optimizer_line(run: TrainRun) -> str:
-    groups = group_sizes(CyberSLM(run.model, device="meta"), run.optimizer)
+def _base_lines(run: TrainRun, origin: Origin) -> Iterator[str]:
+    """From what a fine-tuning run begins, and what of it moves."""
+    if not isinstance(run, FinetuneRun):
+        return
+    yield f"base: {run.base_folder} (manifest {str(origin.fields['base_sha256'])[:12]})"
+    parameters = list(origin.outline().parameters())
+    trained = sum(each.numel() for each in parameters if each.requires_grad)
+    adapters = "" if run.lora is None else f", adapters of rank {run.lora.rank} on {', '.join(run.lora.targets)}"
+    yield f"trained: {trained:,} of {sum(each.numel() for each in parameters):,} parameters{adapters}"
+
+
+def _optimizer_line(run: TrainRun, origin: Origin) -> str:
+    groups = group_sizes(origin.outline(), run.optimizer)
     shown = (
         f"{name} {group['parameters']:,} ({group['algorithm']}, lr {group['lr']:g}, decay {group['weight_decay']:g})"
         for name, group in groups.items()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cyberslm import files
-from cyberslm.checkpoint.folder import TrainingFiles, load_model, load_training, save_model
+from cyberslm.checkpoint.folder import TrainingFiles, load_training
 from cyberslm.checkpoint.steps import remove_after, rotate, step_folder
 from cyberslm.data.prepare import Prepared
 from cyberslm.decoding.request import budget_for
@@ -23,6 +23,8 @@ from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.data import bytes_per_id, row_loader
 from cyberslm.recipes.interrupts import Interrupts
 from cyberslm.recipes.machine import autocast, package_version, products
+from cyberslm.recipes.origin import Origin
+from cyberslm.recipes.replay import deciding, naming
 from cyberslm.text.tokenizer import Tokenizer
 from cyberslm.training.distributed import Dist
 from cyberslm.training.elsewhere import open_trackers
@@ -67,8 +69,16 @@ class Process:
 class RunHooks:
     """One run in its folder: the hooks of the training loop and what they need; the first rank alone writes."""
 
-    def __init__(self, run: TrainRun, model: CyberSLM, prepared: Prepared, state: TrainState, process: Process) -> None:
-        self.run, self.model, self.prepared = run, model, prepared
+    def __init__(  # noqa: PLR0913 (what a run is made of)
+        self,
+        run: TrainRun,
+        origin: Origin,
+        model: CyberSLM,
+        prepared: Prepared,
+        state: TrainState,
+        process: Process,
+    ) -> None:
+        self.run, self.origin, self.model, self.prepared = run, origin, model, prepared
         self.dist, self.screen, self.interrupts = process.dist, process.screen, process.interrupts
         self.optimizer = build_optimizer(model, run.optimizer, products=products(run))
         self.mean = WeightMean(model, run.train.ema_decay) if run.train.ema_decay else None
@@ -82,6 +92,8 @@ class RunHooks:
         self.bytes_per_id = bytes_per_id(prepared.tokenizer)
         self.autocast = autocast(run.precision, model.device)
         self.loader = row_loader(run, prepared, prepared.train)
+        self.before: dict[str, object] | None = None
+        """How the base scored on the run's validation text, before the first step; None from scratch."""
 
     def record(self, record: Record) -> None:
         if record["type"] == "train":
@@ -90,7 +102,7 @@ class RunHooks:
         if record["type"] == "train":
             self.screen.advance(int(str(record["step"])))
             line = self.meter.add(record)
-        elif record["type"] == "validation":
+        elif record["type"] in ("validation", "base"):
             line = validation_line(record, total_steps=self.meter.total_steps)
         else:
             line = event_line(record)
@@ -118,14 +130,26 @@ class RunHooks:
         with self._published():
             model = whole_model(self.model)
             self.dist.on_first(lambda: self._sample(model, state.step))
-            if self.prepared.validation is None:
-                return None
-            loader = row_loader(self.run, self.prepared, self.prepared.validation)
-            rows, limit = self.run.train.micro_batch_size, self.run.eval.max_rows
-            batches = loader.sequential(rows, limit=limit, rank=self.dist.rank, world=self.dist.world)
-            with self.autocast():
-                mine = measure(model, batches, self.bytes_per_id, name=self.prepared.validation_source)
-        return join(Score.from_json(part) for part in self.dist.gather(mine.to_json()))
+            return self._score(model)
+
+    def measure_base(self) -> None:
+        """Score a base before the first step, so that what training did to it can be told."""
+        if not self.origin.fields or (score := self._score(self.model)) is None:
+            return
+        self.before = _figures(score)
+        figures = {"loss": score.loss, "perplexity": score.perplexity, "bits_per_byte": score.bits_per_byte}
+        parts = {f"bits_per_byte/{name}": part.bits_per_byte for name, part in score.by_source.items()}
+        self.record({"type": "base", "step": 0, "best": False, **figures, **parts})
+
+    def _score(self, model: CyberSLM) -> Score | None:
+        if self.prepared.validation is None:
+            return None
+        loader = row_loader(self.run, self.prepared, self.prepared.validation)
+        rows, limit = self.run.train.micro_batch_size, self.run.eval.max_rows
+        batches = loader.sequential(rows, limit=limit, rank=self.dist.rank, world=self.dist.world)
+        with self.autocast():
+            mine = measure(model, batches, self.bytes_per_id, name=naming(self.run, self.prepared))
+        return deciding(join(Score.from_json(part) for part in self.dist.gather(mine.to_json())))
 
     @contextmanager
     def _published(self) -> Iterator[Mapping[str, Tensor]]:
@@ -156,8 +180,11 @@ class RunHooks:
             "isolate_documents": self.run.data.isolate_documents,
         }
         if score is not None and math.isfinite(score.loss):
-            by_source = {name: part.figures() for name, part in score.by_source.items()}
-            fields["validation"] = score.figures() | ({"by_source": by_source} if by_source else {})
+            fields["validation"] = _figures(score)
+        if self.before is not None:
+            fields["before"] = self.before
+        if self.run.train.seq_len is not None:
+            fields["seq_len"] = self.run.seq_len
         if self.mean is not None:
             fields["ema_decay"] = self.run.train.ema_decay
         self.interrupts.wants_save = False
@@ -170,7 +197,7 @@ class RunHooks:
         for place in (self.metrics, self.samples, *self.trackers):
             place.sync()
         target = step_folder(self.checkpoints, step)
-        save_model(target, model, self.prepared.tokenizer, fields, training)
+        self.origin.save(target, model, self.prepared.tokenizer, fields, training)
         returns = self.run.train.on_spike == "rollback"
         scheduled = step // self.run.checkpoint.interval * self.run.checkpoint.interval
         rotate(self.checkpoints, self.run.checkpoint.keep_last, current=step, keep=(scheduled,) if returns else ())
@@ -187,15 +214,15 @@ class RunHooks:
 
     def go_back(self, step: int) -> TrainState:
         if step == 0:
-            fill(self.model, CyberSLM(self.run.model, seed=self.run.seed).state_dict())
+            fill(self.model, self.origin.fresh(self.model.device).state_dict())
             self.optimizer.state.clear()
             if self.mean is not None:
                 self.mean.reset()
             state = TrainState()
         else:
             folder = step_folder(self.checkpoints, step)
-            found, training = load_model(folder, device=self.model.device), load_training(folder)
-            fill(self.model, found.model.state_dict())
+            found, training = self.origin.reopened(folder, self.model.device), load_training(folder)
+            fill(self.model, found.state_dict())
             self.load_training(training.tensors)
             state = TrainState.from_json(dict(training.state))
         self.dist.on_first(lambda: self._forget_after(step))
@@ -228,3 +255,9 @@ class RunHooks:
     def close(self) -> None:
         for place in (self.metrics, self.samples, *self.trackers):
             place.close()
+
+
+def _figures(score: Score) -> dict[str, object]:
+    """What a manifest keeps of a score and its parts."""
+    by_source = {name: part.figures() for name, part in score.by_source.items()}
+    return score.figures() | ({"by_source": by_source} if by_source else {})

@@ -17,8 +17,9 @@ from cyberslm.data.order import row_at
 from cyberslm.data.prepare import REPORT_FOLDER, Prepared, stale
 from cyberslm.data.store import Ints, TokenStore
 from cyberslm.errors import ConfigError
-from cyberslm.recipes.config import TrainRun, load_run
+from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.data import describe, open_verified, row_loader
+from cyberslm.recipes.finetune import load_any
 from cyberslm.recipes.shown import COLOURED, LEGEND, shown_row
 from cyberslm.recipes.tokenizer import tokenizer_settings
 from cyberslm.text.tokenizer import Tokenizer
@@ -40,7 +41,7 @@ class Subject(NamedTuple):
 
 def open_subject(path: Path) -> Subject:
     """The data of a configuration, or in a run's or a prepared folder. Raises ConfigError where there are none yet."""
-    run = load_run(path).value if path.suffix in YAML else None
+    run = load_any(path).value if path.suffix in YAML else None
     for folder in [run.prepared] if run is not None else [path, path / "data"]:
         if files.looks_published(folder) and str(files.read_manifest(folder).get("format")).startswith(KIND):
             prepared = open_verified(folder)

@@ -11,7 +11,7 @@ from cyberslm.data.counts import Counts
 from cyberslm.data.inputs import find_inputs
 from cyberslm.data.sources import read_documents
 from cyberslm.errors import ConfigError
-from cyberslm.recipes.config import load_run
+from cyberslm.recipes.finetune import load_any
 from cyberslm.recipes.tokenizer import Say
 from cyberslm.recipes.use import find_model
 from cyberslm.text.passages import PassageSample
@@ -33,7 +33,7 @@ def report(
         raise ConfigError(f"--sample-bytes must be at least 1, not {sample_bytes}")
     data = DataConfig(on_bad_input="skip")
     if subject.suffix in YAML:
-        run = load_run(subject).value
+        run = load_any(subject).value
         data = replace(run.data, on_bad_input="skip")
         texts = texts or run.data.sources
     opened = [(str(path), find_tokenizer(path)) for path in (subject, *against)]
@@ -47,7 +47,7 @@ def find_tokenizer(path: Path) -> Tokenizer:
     One that isn't lossless is opened too: its report says what it loses.
     """
     if path.suffix in YAML:
-        run = load_run(path).value
+        run = load_any(path).value
         if run.tokenizer.path is not None:
             return open_tokenizer(run.tokenizer.path, add_bos=run.tokenizer.add_bos, lossless=False)
         made = [folder for folder in (run.prepared / "tokenizer", run.folder / "tokenizer") if folder.is_dir()]

@@ -1,4 +1,4 @@
-"""The training recipe: configuration and text in, model folder out.
+"""The training recipe: configuration and text in, model folder out; from scratch or from a base (`origin`).
 
 RUN/  config.yaml  base_config.yaml  env.json  metrics.jsonl  train.log  samples.jsonl  plots/loss.png
       data/  checkpoints/step-00001000/  final/
@@ -19,38 +19,31 @@ from pathlib import Path
 import torch
 
 from cyberslm import files
-from cyberslm.checkpoint.folder import (
-    ModelFolder,
-    TrainingFiles,
-    load_model,
-    load_state,
-    load_training,
-    save_model,
-    verify_model,
-)
-from cyberslm.checkpoint.steps import Step, list_steps, newest, ranked, step_folder
+from cyberslm.checkpoint.folder import TrainingFiles, load_training
+from cyberslm.checkpoint.steps import Step, newest, step_folder
 from cyberslm.config import Loaded, dump
 from cyberslm.data.loader import RowLoader
 from cyberslm.data.prepare import Prepared, open_prepared
-from cyberslm.errors import ConfigError, IntegrityError
+from cyberslm.errors import ConfigError
 from cyberslm.model.model import CyberSLM
 from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.data import Say, describe, ensure_prepared, fit_model, row_loader
 from cyberslm.recipes.estimate import Estimate, estimate, figures, lines, refuse_too_large, share_of_limit
+from cyberslm.recipes.finish import finish, finished
 from cyberslm.recipes.folder import refuse_other_run, require_space, write_run_files
 from cyberslm.recipes.header import header, processes
 from cyberslm.recipes.hooks import Process, RunHooks, check_samples
 from cyberslm.recipes.interrupts import Interrupts
 from cyberslm.recipes.machine import autocast, cpu_threads, loss_scale, on_this_machine
+from cyberslm.recipes.origin import Origin, origin_of
 from cyberslm.training.compiled import compile_and_try, is_worth_compiling
 from cyberslm.training.distributed import Dist, joined
 from cyberslm.training.elsewhere import require_trackers
 from cyberslm.training.loss import Loss, next_token_loss
 from cyberslm.training.optim import group_sizes
-from cyberslm.training.plots import can_plot
 from cyberslm.training.sharing import recompute_blocks, share
 from cyberslm.training.state import TrainState
-from cyberslm.training.trackers import Record, Screen, short
+from cyberslm.training.trackers import Record, Screen
 from cyberslm.training.trainer import Plan, train
 
 
@@ -64,7 +57,10 @@ class Outcome:
 
 
 def run_training(loaded: Loaded[TrainRun], *, stop_at: int | None = None, quiet: bool = False) -> Outcome:
-    """Do the whole job of ``cyberslm train``. ``stop_at`` ends this call after that step; start again to go on."""
+    """Do the whole job of ``cyberslm train`` or ``finetune``.
+
+    ``stop_at`` ends this call after that step; start again to go on.
+    """
     run = loaded.value
     if stop_at is not None and not 1 <= stop_at <= run.train.max_steps:
         raise ConfigError(f"--stop-at must be from 1 to train.max_steps {run.train.max_steps}, not {stop_at}")
@@ -128,23 +124,25 @@ def _train(loaded: Loaded[TrainRun], process: Process, stop_at: int | None) -> O
     _check_patience(run, prepared)
     dist.on_first(lambda: _claim(loaded, run))
     refuse_too_large(run, dist)
-    found = estimate(run, prepared, dist, probe=step is None)
-    model, state, training = _start(run, step, dist.device, screen.line)
+    origin = origin_of(run)
+    found = estimate(run, origin, prepared, dist, probe=step is None)
+    model, state, training = _start(run, origin, step, dist.device, screen.line)
     loss: Loss = partial(next_token_loss, z_loss=run.train.z_loss)
     if run.train.activation_checkpointing:
         recompute_blocks(model)
     compile_if_asked(run, model, loss, row_loader(run, prepared, prepared.train), process)
     loss, holding = share(model, loss, dist, precision=run.precision)
-    this = RunHooks(run, model, prepared, state, process)
+    this = RunHooks(run, origin, model, prepared, state, process)
     if found.limit is not None:
         this.share_per_rate = share_of_limit(run, found.limit)
-    if training is not None:
+    if training is not None and step is not None:
         this.load_training(training.tensors)
+        this.before = files.read_manifest(step.path).get("before")
     if state.step == 0:
-        this.publish(_run_record(run, this.loader, prepared, found))
+        this.publish(_run_record(run, origin, this.loader, prepared, found))
     for line in (
         *describe(prepared),
-        *header(run, this.loader, dist.device),
+        *header(run, origin, this.loader, dist.device),
         *processes(run, dist),
         *lines(run, found),
     ):
@@ -163,6 +161,8 @@ def _train(loaded: Loaded[TrainRun], process: Process, stop_at: int | None) -> O
         dist=dist,
         holding=holding,
     )
+    if state.step == 0:
+        this.measure_base()
     screen.start_bar(total=state.total_steps(run.train), done=state.step, unit="step")
     try:
         with process.interrupts.stopping():
@@ -175,7 +175,7 @@ def _train(loaded: Loaded[TrainRun], process: Process, stop_at: int | None) -> O
         total = state.total_steps(run.train) or "?"
         screen.line(f"stopped at step {state.step} of {total}; the same command goes on from there")
         return Outcome(state, None, number)
-    dist.on_first(lambda: _finish(run, state, prepared, screen))
+    dist.on_first(lambda: finish(run, origin, state, prepared, screen))
     return Outcome(state, run.folder / "final", number)
 
 
@@ -184,7 +184,7 @@ def _standing(run: TrainRun, dist: Dist, say: Say) -> tuple[Step | None, TrainSt
 
     def look() -> tuple[int | None, dict | None]:
         step = newest(run.folder / "checkpoints", say)
-        done = _finished(run, step)
+        done = finished(run, step)
         return None if step is None else step.step, None if done is None else done.to_json()
 
     number, done = dist.told(dist.on_first(look))
@@ -206,17 +206,14 @@ def _check_patience(run: TrainRun, prepared: Prepared) -> None:
 
 
 def _start(
-    run: TrainRun, step: Step | None, device: torch.device, say: Say
+    run: TrainRun, origin: Origin, step: Step | None, device: torch.device, say: Say
 ) -> tuple[CyberSLM, TrainState, TrainingFiles | None]:
     if step is None:
-        return CyberSLM(run.model, seed=run.seed, device=device), TrainState(), None
-    found = load_model(step.path, device=device)
-    if found.model.config != run.model:
-        raise ConfigError(f"{step.path} holds a model of another shape than the configuration: choose another out_dir")
-    training = load_training(step.path)
+        return origin.fresh(device), TrainState(), None
+    model, training = origin.reopened(step.path, device), load_training(step.path)
     state = TrainState.from_json(dict(training.state))
     say(f"resuming from {step.path} (step {step.step} of {state.total_steps(run.train) or '?'})")
-    return found.model, state, training
+    return model, state, training
 
 
 def compile_if_asked(run: TrainRun, model: CyberSLM, loss: Loss, loader: RowLoader, process: Process) -> None:
@@ -225,7 +222,7 @@ def compile_if_asked(run: TrainRun, model: CyberSLM, loss: Loss, loader: RowLoad
     Before ranks share the model: each tries by itself, and all go without if one has to.
     """
     dist, say = process.dist, process.screen.line
-    wanted = is_worth_compiling(run.model, run.train) if run.compile == "auto" else run.compile
+    wanted = is_worth_compiling(run.row_shape, run.train) if run.compile == "auto" else run.compile
     if not wanted or dist.strategy == "fsdp":
         return
     started = time.perf_counter()
@@ -243,48 +240,17 @@ def compile_if_asked(run: TrainRun, model: CyberSLM, loss: Loss, loader: RowLoad
     say(f"compiled: {time.perf_counter() - started:.0f} s{slower}")
 
 
-def _finish(run: TrainRun, state: TrainState, prepared: Prepared, screen: Screen) -> None:
-    """Publish ``final/`` and say so."""
-    chosen, found = _choose(run, screen.line)
-    kept = {
-        key: found.manifest[key]
-        for key in ("step", "data_sha256", "cyberslm", "rows", "isolate_documents", "ema_decay", "validation")
-        if key in found.manifest
-    }
-    final = run.folder / "final"
-    save_model(final, found.model, prepared.tokenizer, kept)
-    score = found.manifest.get("validation") or {}
-    screen.line("")
-    why = f", ended by train.{state.ended}" if state.ended else ""
-    overflows = f"{state.overflows} skipped for fp16, " if run.precision == "fp16" else ""
-    events = f"{state.bad_steps} skipped, {overflows}{state.spikes} loss spikes, {state.rollbacks} rollbacks"
-    screen.line(f"done: {state.step} steps, {short(state.tokens)} tokens, {events}{why}")
-    if score:
-        label = "best validation" if run.checkpoint.final == "best" else "last validation"
-        screen.line(
-            f"{label}: step {chosen.step}, loss {score['loss']:.4f}, {score['bits_per_byte']:.4f} bits per byte"
-        )
-        for name, part in score.get("by_source", {}).items():
-            screen.line(f"  {name}: loss {part['loss']:.4f}, {part['bits_per_byte']:.4f} bits per byte")
-    mean = f", running mean of the weights, decay {run.train.ema_decay:g}" if run.train.ema_decay else ""
-    screen.line(f"model: {final} (step {chosen.step}{mean})")
-    if run.logging.plots:
-        missing = "" if can_plot() else " (not drawn: pip install 'cyberslm[plots]')"
-        screen.line(f"curve: {run.folder / 'plots' / 'loss.png'}{missing}")
-    screen.line(f"next:  cyberslm generate {final} --prompt 'TEXT'")
-
-
-def _run_record(run: TrainRun, loader: RowLoader, prepared: Prepared, found: Estimate) -> Record:
+def _run_record(run: TrainRun, origin: Origin, loader: RowLoader, prepared: Prepared, found: Estimate) -> Record:
     """The header block for machines: the first line of ``metrics.jsonl``."""
     return {
         "type": "run",
         "step": 0,
         "parameters": run.model.num_parameters,
         "embedding_parameters": run.model.num_embedding_parameters,
-        "groups": group_sizes(CyberSLM(run.model, device="meta"), run.optimizer),
+        "groups": group_sizes(origin.outline(), run.optimizer),
         "max_steps": run.train.max_steps,
         "max_seconds": run.train.max_seconds,
-        "tokens_per_step": run.train.global_batch_size * run.model.max_seq_len,
+        "tokens_per_step": run.train.global_batch_size * run.seq_len,
         "rows_per_epoch": loader.rows_per_epoch,
         "train_tokens": prepared.train.num_tokens,
         "data_sha256": prepared.data_sha256,
@@ -292,43 +258,6 @@ def _run_record(run: TrainRun, loader: RowLoader, prepared: Prepared, found: Est
         "device": run.device,
         "precision": run.precision,
         "seed": run.seed,
+        **origin.fields,
         **figures(run, found),
     }
-
-
-def _in_order(run: TrainRun) -> list[Step]:
-    """The checkpoints in the order in which ``checkpoint.final`` wants them for ``final/``."""
-    steps = list_steps(run.folder / "checkpoints")
-    return ranked(steps) if run.checkpoint.final == "best" else steps[::-1]
-
-
-def _choose(run: TrainRun, say: Say) -> tuple[Step, ModelFolder]:
-    """The checkpoint that becomes ``final/``: the first whole one in order."""
-    for step in _in_order(run):
-        try:
-            return step, load_model(step.path)
-        except IntegrityError as error:
-            say(f"warning: checkpoint {step.path.name} is damaged and is passed over: {error}")
-    raise IntegrityError(f"no checkpoint in {run.folder / 'checkpoints'} is whole: delete them to start anew")
-
-
-def _finished(run: TrainRun, newest_step: Step | None) -> TrainState | None:
-    """The state of a run that has nothing left to do: all steps are made, and ``final/`` is whole and the right one."""
-    if newest_step is None:
-        return None
-    state = TrainState.from_json(load_state(newest_step.path))
-    if not state.is_over(run.train):
-        return None
-    wanted = next((step for step in _in_order(run) if _is_whole(step.path)), None)
-    final = run.folder / "final"
-    if wanted is None or not _is_whole(final) or files.read_manifest(final).get("step") != wanted.step:
-        return None
-    return state
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        verify_model(folder)
-    except IntegrityError:
-        return False
-    return True

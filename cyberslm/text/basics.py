@@ -45,6 +45,15 @@ def save_files(folder: str | Path, contents: dict[str, bytes]) -> None:
         files.write_bytes(folder / name, data)
 
 
+def varint(number: int) -> bytes:
+    """A number from 0 on as protobuf writes it."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
 def id_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
     """The narrowest type that holds every id."""
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32

@@ -29,6 +29,9 @@ class TrainConfig:
     micro_batch_size: int = 8
     """Rows in one forward and backward pass; lower it when memory is short: it changes rounding and dropout's draws."""
 
+    seq_len: int | None = None
+    """Tokens of a row; null = model.max_seq_len. Shorter rows leave the model's context and positions as they are."""
+
     activation_checkpointing: bool = False
     """Keep only each block's input for the backward pass and compute the rest again: less memory, a third slower."""
 
@@ -73,7 +76,7 @@ class TrainConfig:
             "max_bad_steps": (1, 1 << 20),
             "max_rollbacks": (1, 1 << 20),
             "patience": (0, 1 << 20),
-        }
+        } | ({} if self.seq_len is None else {"seq_len": (1, 1 << 24)})
         for name, (least, most) in limits.items():
             if not least <= getattr(self, name) <= most:
                 raise ConfigError(f"{name} must be from {least} to {most:,}, not {getattr(self, name)}")

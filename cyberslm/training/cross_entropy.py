@@ -1,8 +1,8 @@
 """Cross-entropy of a linear head that never holds the logits of more than a few rows, nor any in fp32.
 
-Rows go through head, softmax and gradient one chunk after the other. Where gradients will be asked for they are worked
-out at once, in the place of the chunk's own logits, so that nothing is computed twice (Hsu et al. 2024,
-https://arxiv.org/abs/2410.10989). With logits z, their log normaliser s and the target y of a row:
+Rows go through head, softmax and gradient one chunk after the other. Gradients that will be asked for, of features,
+weight or both, are worked out at once, in the place of the chunk's own logits, so that nothing is computed twice (Hsu
+et al. 2024, https://arxiv.org/abs/2410.10989). With logits z, their log normaliser s and the target y of a row:
 
     loss = s - z_y    penalty = w s^2    d(loss + penalty)/dz = (1 + 2 w s) softmax(z) - onehot(y)
 
@@ -85,8 +85,8 @@ class _Loss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         wide, cast = at_least_fp32(features.dtype), weight.to(features.dtype)
         learns = any(ctx.needs_input_grad)
-        d_features = torch.empty_like(features) if learns else None
-        d_weight = torch.zeros_like(weight, dtype=wide) if learns else None
+        d_features = torch.empty_like(features) if ctx.needs_input_grad[0] else None
+        d_weight = torch.zeros_like(weight, dtype=wide) if ctx.needs_input_grad[1] else None
         sums = torch.zeros(2, dtype=wide, device=features.device)
         gain = GAIN if features.dtype == torch.float16 else 1.0
         rows = max(1, CHUNK // weight.shape[0])
@@ -97,13 +97,13 @@ class _Loss(torch.autograd.Function):
             pieces = (t.split(size) for t in (logits, targets[chunk], trained[chunk]))
             for piece, ids, known in zip(*pieces, strict=True):
                 sums += _piece(piece, ids, known, head, gain=gain if learns else None)
-            if d_features is not None and d_weight is not None:
+            if d_features is not None:
                 d_features[chunk] = logits @ cast
-                if gain == 1.0:
-                    d_weight += logits.mT @ features[chunk]
-                else:
-                    small = 4 / (1 << len(logits).bit_length())
-                    d_weight.add_(logits.mT @ (features[chunk] * small), alpha=1 / (gain * small))
+            if d_weight is not None and gain == 1.0:
+                d_weight += logits.mT @ features[chunk]
+            elif d_weight is not None:
+                small = 4 / (1 << len(logits).bit_length())
+                d_weight.add_(logits.mT @ (features[chunk] * small), alpha=1 / (gain * small))
         ctx.save_for_backward(d_features, d_weight)
         ctx.gain = gain
         objective, loss = sums.unbind()
@@ -111,9 +111,15 @@ class _Loss(torch.autograd.Function):
         return objective, loss
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         d_features, d_weight = ctx.saved_tensors
-        return d_features * (grads[0] / ctx.gain), d_weight * grads[0], None, None, None
+        return (
+            None if d_features is None else d_features * (grads[0] / ctx.gain),
+            None if d_weight is None else d_weight * grads[0],
+            None,
+            None,
+            None,
+        )
 
 
 def _normaliser(logits: Tensor, softmax: Tensor) -> Tensor:

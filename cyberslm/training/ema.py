@@ -21,10 +21,11 @@ TRAINED = "trained"
 
 
 class WeightMean:
-    """The mean of ``model``'s parameters, beginning with those it has now."""
+    """The mean of the parameters of ``model`` that are trained, beginning with those it has now."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self._parameters, self._decay = dict(model.named_parameters()), decay
+        self._parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        self._decay = decay
         self._mean: dict[str, Tensor] = {}
         self.reset()
 

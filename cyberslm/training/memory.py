@@ -72,23 +72,45 @@ class Batch(NamedTuple):
     """Ranks that weights, gradients and moments are cut up over."""
 
 
-def needed(
-    config: CyberSLMConfig, batch: Batch, *, optimizer: int, bf16: bool, device: str = "cpu", tokens: int | None = None
+class Frozen(NamedTuple):
+    """A base of which only a part is trained, or none but adapters."""
+
+    trained: int
+    """Parameters that are trained, fp32."""
+    bytes: int
+    """What the others take."""
+    casts: bool
+    """Whether autocast keeps copies of the frozen matrices for the backward pass: adapters use them as they are."""
+
+
+def needed(  # noqa: PLR0913
+    config: CyberSLMConfig,
+    batch: Batch,
+    *,
+    optimizer: int,
+    bf16: bool,
+    device: str = "cpu",
+    tokens: int | None = None,
+    frozen: Frozen | None = None,
 ) -> Needed:
     """Peak memory of training on rows of ``tokens`` (default ``max_seq_len``), on the processor or on one GPU.
 
-    ``optimizer``: bytes of the optimizer's state. ``bf16``: products are in it, or in fp16.
+    ``optimizer``: bytes of the optimizer's state. ``bf16``: products are in it, or in fp16. With a ``frozen`` base
+    there is no gradient of its head.
     """
     measured = MEASURED[device]
     length = config.max_seq_len if tokens is None else tokens
-    weights = 4 * config.num_parameters
+    trained = 4 * (config.num_parameters if frozen is None else frozen.trained)
+    weights = trained + (0 if frozen is None else frozen.bytes)
     head = config.vocab_size * config.hidden_dim
     sure = 4 * head + (cast_bytes(config) if bf16 else 0)
     kept = kept_bytes(config, batch.rows, length, bf16=bf16, recompute=batch.recompute) - sure
+    if frozen is not None:
+        sure = cast_bytes(config) if bf16 and frozen.casts else 0
     activations = sure + int(kept * (measured.several if batch.several else measured.one))
     loss = (2 if bf16 else 4) * (min(CHUNK, batch.rows * length * config.vocab_size) + head)
-    weights, optimizer = (-(-size // batch.shards) for size in (weights, optimizer))
-    gradients = weights if batch.several else max(0, weights - activations - loss)
+    weights, optimizer, trained = (-(-size // batch.shards) for size in (weights, optimizer, trained))
+    gradients = trained if batch.several else max(0, trained - activations - loss)
     gathered = gathered_bytes(config) if batch.shards > 1 else 0
     return Needed(measured.program, weights, optimizer, gradients, activations, loss, gathered)
 
@@ -115,8 +137,15 @@ class Fitting(NamedTuple):
     total: int
 
 
-def fitting(
-    config: CyberSLMConfig, batch: Batch, *, optimizer: int, bf16: bool, device: str, available: int
+def fitting(  # noqa: PLR0913
+    config: CyberSLMConfig,
+    batch: Batch,
+    *,
+    optimizer: int,
+    bf16: bool,
+    device: str,
+    available: int,
+    frozen: Frozen | None = None,
 ) -> Fitting | None:
     """The largest sizes below those of ``batch`` that need at most ``available``: fewer rows first, then shorter ones.
 
@@ -125,7 +154,7 @@ def fitting(
     for rows, tokens in _smaller(batch.rows, config.max_seq_len):
         sizes = batch._replace(rows=rows, several=batch.several or rows < batch.rows)
         shape = replace(config, max_seq_len=tokens)
-        total = needed(shape, sizes, optimizer=optimizer, bf16=bf16, device=device).total
+        total = needed(shape, sizes, optimizer=optimizer, bf16=bf16, device=device, frozen=frozen).total
         if total <= available:
             return Fitting(rows, tokens, total)
     return None

@@ -1,0 +1,122 @@
+"""How a run ends: which checkpoint becomes ``final/``, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from cyberslm import files
+from cyberslm.checkpoint.adapter import KIND as ADAPTER
+from cyberslm.checkpoint.adapter import copy_adapter
+from cyberslm.checkpoint.folder import load_state, save_model, verify_model
+from cyberslm.checkpoint.steps import Step, list_steps, ranked, verify_step
+from cyberslm.data.prepare import Prepared
+from cyberslm.errors import IntegrityError
+from cyberslm.model.model import CyberSLM
+from cyberslm.recipes.config import TrainRun
+from cyberslm.recipes.data import Say
+from cyberslm.recipes.origin import Origin
+from cyberslm.training.plots import can_plot
+from cyberslm.training.state import TrainState
+from cyberslm.training.trackers import MetricsFile, Screen, short
+
+ADAPTER_FOLDER = "final-adapter"
+
+
+KEPT = (
+    *("step", "data_sha256", "cyberslm", "rows", "isolate_documents", "seq_len", "ema_decay", "base_sha256"),
+    *("before", "validation"),
+)
+"""What the manifest of ``final/`` takes over from its step's."""
+
+
+def finish(run: TrainRun, origin: Origin, state: TrainState, prepared: Prepared, screen: Screen) -> None:
+    """Publish ``final/``, and of adapters ``final-adapter/`` before it, and say so."""
+    chosen, model = _choose(run, origin, screen.line)
+    manifest = files.read_manifest(chosen.path)
+    kept = {key: manifest[key] for key in KEPT if key in manifest}
+    final = run.folder / "final"
+    if manifest["kind"] == ADAPTER:
+        copy_adapter(chosen.path, run.folder / ADAPTER_FOLDER)
+    save_model(final, model, prepared.tokenizer, kept)
+    score = manifest.get("validation") or {}
+    screen.line("")
+    why = f", ended by train.{state.ended}" if state.ended else ""
+    overflows = f"{state.overflows} skipped for fp16, " if run.precision == "fp16" else ""
+    events = f"{state.bad_steps} skipped, {overflows}{state.spikes} loss spikes, {state.rollbacks} rollbacks"
+    screen.line(f"done: {state.step} steps, {short(state.tokens)} tokens, {events}{why}")
+    if score:
+        label = "best validation" if run.checkpoint.final == "best" else "last validation"
+        screen.line(
+            f"{label}: step {chosen.step}, loss {score['loss']:.4f}, {score['bits_per_byte']:.4f} bits per byte"
+        )
+        for name, part in score.get("by_source", {}).items():
+            screen.line(f"  {name}: loss {part['loss']:.4f}, {part['bits_per_byte']:.4f} bits per byte")
+    if manifest.get("before"):
+        _compare(run, state.step, manifest["before"], score, screen)
+    mean = f", running mean of the weights, decay {run.train.ema_decay:g}" if run.train.ema_decay else ""
+    screen.line(f"model: {final} (step {chosen.step}{mean})")
+    if manifest["kind"] == ADAPTER:
+        screen.line(f"adapter: {run.folder / ADAPTER_FOLDER} (for the base alone)")
+    if run.logging.plots:
+        missing = "" if can_plot() else " (not drawn: pip install 'cyberslm[plots]')"
+        screen.line(f"curve: {run.folder / 'plots' / 'loss.png'}{missing}")
+    screen.line(f"next:  cyberslm generate {final} --prompt 'TEXT'")
+
+
+def _in_order(run: TrainRun) -> list[Step]:
+    """The checkpoints in the order in which ``checkpoint.final`` wants them for ``final/``."""
+    steps = list_steps(run.folder / "checkpoints")
+    return ranked(steps) if run.checkpoint.final == "best" else steps[::-1]
+
+
+def _choose(run: TrainRun, origin: Origin, say: Say) -> tuple[Step, CyberSLM]:
+    """The checkpoint that becomes ``final/``: the first whole one in order."""
+    for step in _in_order(run):
+        try:
+            verify_step(step.path)
+            return step, origin.whole(step.path)
+        except IntegrityError as error:
+            say(f"warning: checkpoint {step.path.name} is damaged and is passed over: {error}")
+    raise IntegrityError(f"no checkpoint in {run.folder / 'checkpoints'} is whole: delete them to start anew")
+
+
+def _compare(run: TrainRun, step: int, before: Mapping, after: Mapping, screen: Screen) -> None:
+    """What training did to the base, on the run's own text and on general text."""
+    rows = [("validation", before, after)]
+    parts = before.get("by_source") or {}
+    if parts:
+        rows = [(name, part, (after.get("by_source") or {}).get(name) or {}) for name, part in parts.items()]
+    record: dict[str, object] = {"type": "comparison", "step": step}
+    screen.line(f"{'bits per byte':24}{'base':>10}{'now':>10}")
+    for name, old, new in rows:
+        if "bits_per_byte" not in new:
+            continue
+        was, now = old["bits_per_byte"], new["bits_per_byte"]
+        screen.line(f"{name:24}{was:10.4f}{now:10.4f}{(now / was - 1) * 100 if was else 0.0:+9.1f} %")
+        record |= {f"before/{name}": was, f"after/{name}": now}
+    metrics = MetricsFile(run.folder / "metrics.jsonl", step=step)
+    metrics.write(record)
+    metrics.close()
+
+
+def finished(run: TrainRun, newest_step: Step | None) -> TrainState | None:
+    """The state of a run that has nothing left to do: all steps are made, and ``final/`` is whole and the right one."""
+    if newest_step is None:
+        return None
+    state = TrainState.from_json(load_state(newest_step.path))
+    if not state.is_over(run.train):
+        return None
+    wanted = next((step for step in _in_order(run) if _is_whole(step.path)), None)
+    final = run.folder / "final"
+    if wanted is None or not _is_whole(final) or files.read_manifest(final).get("step") != wanted.step:
+        return None
+    return state
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        verify_model(folder)
+    except IntegrityError:
+        return False
+    return True
