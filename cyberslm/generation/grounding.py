@@ -75,26 +75,27 @@ class Grounding:
         known = self.identifiers(prompt).union(*map(self.identifiers, self.allow))
         return sorted(self.identifiers(prompt + answer) - known)
 
-    def automaton(self, prompt: str, vocabulary: Vocabulary) -> GroundedText:
-        """What may follow a prompt, as far as identifiers go."""
+    def walks(self, prompt: str, vocabulary: Vocabulary) -> list[tuple[Walk, int]]:
+        """An automaton for each kind, and its state behind a prompt."""
         sources = [_bytes(prompt), *map(_bytes, self.allow)]
         walks = []
         for kind in map(KINDS.__getitem__, self.kinds):
             values: set[bytes] = set().union(*(find(kind, source) for source in sources))
             if kind.name == "url":
                 values |= {twin for value in values if (twin := _twin(value))}
-            walks.append(Walk(IdentifierAutomaton(kind, values), vocabulary))
-        return GroundedText(walks, sources[0], vocabulary)
+            walk = Walk(IdentifierAutomaton(kind, values), vocabulary)
+            walks.append((walk, _after(walk, _last_word(sources[0]))))
+        return walks
 
 
-class GroundedText:
-    """The automata of all kinds side by side, and what their states allow of a vocabulary."""
+class SideBySide:
+    """Several automata over one text, and what their states allow of a vocabulary."""
 
-    def __init__(self, walks: Sequence[Walk], prompt: bytes, vocabulary: Vocabulary) -> None:
-        self._walks, self._vocabulary = list(walks), vocabulary
+    def __init__(self, walks: Sequence[tuple[Walk, int]], vocabulary: Vocabulary) -> None:
+        self._walks, self._vocabulary = [walk for walk, _ in walks], vocabulary
+        self.start = tuple(state for _, state in walks)
         self._masks: dict[States, tuple[np.ndarray, list[tuple[int, int]]]] = {}
         self._rest: dict[States, int] = {}
-        self.start = tuple(_after(walk, _last_word(prompt)) for walk in self._walks)
 
     def read(self, states: States, token: int) -> States:
         """The states behind a token."""
@@ -167,22 +168,27 @@ class GroundedText:
         return ways
 
 
-class GroundGuide:
-    """A `Guide` that lets identifiers be copied only. ``budget`` is the most tokens that will be made."""
+class TextGuide:
+    """A `Guide` that lets automata say what may follow. ``budget`` is the most tokens that will be made."""
 
     done = False
 
-    def __init__(self, text: GroundedText, states: States, budget: int, stop_ids: Sequence[int]) -> None:
+    def __init__(self, text: SideBySide, states: States, budget: int, stop_ids: Sequence[int]) -> None:
         self._text, self._states, self._room, self._stops = text, states, budget, list(stop_ids)
 
     def allowed(self) -> Tensor:
         mask = torch.from_numpy(self._text.mask(self._states, self._room).copy())
-        mask[self._stops] = self._text.final(self._states)
+        mask[self._stops] = self.final
         return mask
 
     def accept(self, token: int) -> None:
         self._states = self._text.read(self._states, token)
         self._room -= 1
+
+    @property
+    def final(self) -> bool:
+        """Whether the text may end here."""
+        return self._text.final(self._states)
 
     def admits(self, tokens: Iterable[int]) -> bool:
         """Whether these could come next and the text end behind them."""
@@ -191,8 +197,8 @@ class GroundGuide:
             states = self._text.read(states, token)
         return FORBIDDEN not in states and self._text.final(states)
 
-    def fork(self) -> GroundGuide:
-        return GroundGuide(self._text, self._states, self._room, self._stops)
+    def fork(self) -> TextGuide:
+        return TextGuide(self._text, self._states, self._room, self._stops)
 
 
 def _bytes(text: str) -> bytes:
