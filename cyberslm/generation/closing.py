@@ -17,8 +17,8 @@ import numpy as np
 
 Admits = Callable[[Sequence[int]], bool]
 
-MARGIN = 24
-"""Tokens of room beyond the ending under which choices are narrowed."""
+MARGINS = range(24, 65)
+"""Tokens of room beyond the ending under which choices are narrowed; half the shortest answer within these."""
 
 GROWTH = 8
 """The most by which one token is taken to lengthen the ending, between two looks at it."""
@@ -30,9 +30,10 @@ _LONGEST = 1024
 _DEEPEST = 48
 _WIDEST = 200
 _FREE = b"qZ7"
-_CLOSERS = b"]})>"
-_ENDS = b"\"\n')]}>`/.; "
-_FILLER = b"a0A1e-_:, {[" + bytes(range(0x21, 0x7F))
+_FEW = 8
+_ENDS = b"]})>\"\n'`/.;,:| "
+_ORDER = _ENDS + b"a0A1e-_{[" + bytes(byte for byte in range(0x21, 0x7F) if byte not in _ENDS + b"a0A1e-_{[")
+_DEPTH = bytes(byte for byte in _ORDER if byte not in b" \n") + b" \n"
 
 
 class Words:
@@ -76,6 +77,7 @@ class Closing:
         self._limit = min(budget + 1, _LONGEST)
         self.shortest = self._ending(matcher, wide=True)
         self._ending_now = self.shortest
+        self._margin = min(max(len(self.shortest or ()) // 2, MARGINS[0]), MARGINS[-1])
         self._known: dict[int, list[int]] = {}
         self._wait = 0
 
@@ -102,9 +104,9 @@ class Closing:
             ending = self._ending_now = self._ending(matcher)
         if ending is None or len(ending) > room:
             return mask
-        spare = room - len(ending)
-        if spare > MARGIN:
-            self._wait = (spare - MARGIN) // (GROWTH + 1) + 1
+        spare = room - len(ending) - self._margin
+        if spare > 0:
+            self._wait = spare // (GROWTH + 1) + 1
             return mask
         self._known = dict(self._passing(mask, matcher, ending, room - 1))
         narrowed = np.zeros_like(mask)
@@ -142,42 +144,47 @@ class Closing:
         return self._admits is None or self._admits(tokens)
 
     def _ending(self, matcher: Any, *, wide: bool = False) -> list[int] | None:
-        """Tokens that finish the answer from here, by the first way of closing that comes to an end."""
-        for end in _ENDS:
-            path = self._greedy(matcher.deep_copy(), end)
-            if path is not None and self._admitted(path):
-                return path
-        path = self._spread(matcher) if wide else None
+        """Tokens that finish the answer from here: the greedy way, else, if ``wide``, by search."""
+        path = self._greedy(matcher.deep_copy())
+        if path is None and wide:
+            path = self._spread(matcher)
         return path if path is not None and self._admitted(path) else None
 
-    def _greedy(self, matcher: Any, end: int) -> list[int] | None:
+    def _greedy(self, matcher: Any) -> list[int] | None:
         path: list[int] = []
         while len(path) <= self._limit and not matcher.is_error():
             if matcher.is_accepting():
                 return path
-            tokens = self._words.spell(matcher.compute_ff_bytes()) or self._pick(matcher, end)
+            tokens = self._words.spell(matcher.compute_ff_bytes()) or self._pick(matcher)
             valid = matcher.validate_tokens(tokens)
             if not valid or not matcher.consume_tokens(tokens[:valid]):
                 return None
             path += tokens[:valid]
         return None
 
-    def _pick(self, matcher: Any, end: int) -> list[int]:
-        """One token: in free text what may end it, elsewhere what closes; then what fills."""
+    def _pick(self, matcher: Any) -> list[int]:
+        """One token. In free text what ends it, in a word too; elsewhere what closes, then what goes least deep."""
         bits = matcher.compute_bitmask()
-
-        def may(byte: int) -> int | None:
-            token = self._words.token(byte)
-            return token if token is not None and bits[token >> 3] >> (token & 7) & 1 else None
-
-        free = all(may(byte) is not None for byte in _FREE)
-        order = (end, *_FILLER) if free else (*_CLOSERS, end, *_ENDS, *_FILLER)
-        for byte in order:
-            token = may(byte)
-            if token is not None:
-                return [token]
+        may = [byte for byte in _ORDER if (token := self._words.token(byte)) is not None and _has(bits, token)]
+        if self._is_free(bits):
+            may = [byte for byte in may if byte not in _ENDS or self._ends_text(matcher, byte)]
+        elif len(may) <= _FEW:
+            may = sorted(may, key=_DEPTH.find)
+        if may:
+            return [token for byte in may[:1] if (token := self._words.token(byte)) is not None]
         others = np.flatnonzero(np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")).tolist()
         return [token for token in others if token != self._words.eos_id][:1]
+
+    def _ends_text(self, matcher: Any, byte: int) -> bool:
+        after = matcher.deep_copy()
+        return bool(
+            after.consume_tokens([self._words.token(byte)])
+            and (after.is_accepting() or not self._is_free(after.compute_bitmask()))
+        )
+
+    def _is_free(self, bits: bytes) -> bool:
+        tokens = (self._words.token(byte) for byte in _FREE)
+        return all(token is not None and _has(bits, token) for token in tokens)
 
     def _spread(self, matcher: Any) -> list[int] | None:
         """Breadth-first over states that allow different tokens: finds what greed passes by."""
@@ -199,3 +206,7 @@ class Closing:
                         after.append((here, [*path, token]))
             level = after
         return None
+
+
+def _has(bits: bytes, token: int) -> bool:
+    return bool(bits[token >> 3] >> (token & 7) & 1)
