@@ -64,6 +64,10 @@ class Words:
             at += size
         return tokens
 
+    def spell_singly(self, data: bytes) -> list[int]:
+        """A token for each byte that has one."""
+        return [token for byte in data if (token := self.token(byte)) is not None]
+
     def singles(self) -> list[int]:
         """Tokens of one ASCII character that can be seen, or a space or line end."""
         return [token for byte in (*b"\n ", *range(0x21, 0x7F)) if (token := self.token(byte)) is not None]
@@ -73,7 +77,7 @@ class Closing:
     """The known ending of one answer, which a `GrammarGuide` consults."""
 
     def __init__(self, words: Words, matcher: Any, budget: int, admits: Admits | None) -> None:
-        self._words, self._admits = words, admits
+        self.words, self._admits = words, admits
         self._limit = min(budget + 1, _LONGEST)
         self.shortest = self._ending(matcher, wide=True)
         self._ending_now = self.shortest
@@ -100,7 +104,7 @@ class Closing:
         if self.shortest is None or self._wait > 0:
             return mask
         ending = self._ending_now
-        if ending is None or matcher.validate_tokens([*ending, self._words.eos_id]) <= len(ending):
+        if ending is None or matcher.validate_tokens([*ending, self.words.eos_id]) <= len(ending):
             ending = self._ending_now = self._ending(matcher)
         if ending is None or len(ending) > room:
             return mask
@@ -118,7 +122,7 @@ class Closing:
         tokens = np.flatnonzero(mask)
         alone = len(tokens) <= _SEARCHED
         for token in tokens[: _TRIED_TOGETHER if self._admits else _TRIED].tolist():
-            if token == self._words.eos_id:
+            if token == self.words.eos_id:
                 continue
             rest = self._kept(matcher, token, ending)
             if rest is None and alone:
@@ -132,7 +136,7 @@ class Closing:
         """What of the known ending still ends the answer behind a token."""
         for skipped in range(min(3, len(ending) + 1)):
             rest = ending[skipped:]
-            if matcher.validate_tokens([token, *rest, self._words.eos_id]) == len(rest) + 2:
+            if matcher.validate_tokens([token, *rest, self.words.eos_id]) == len(rest) + 2:
                 return rest
         return None
 
@@ -155,7 +159,7 @@ class Closing:
         while len(path) <= self._limit and not matcher.is_error():
             if matcher.is_accepting():
                 return path
-            tokens = self._words.spell(matcher.compute_ff_bytes()) or self._pick(matcher)
+            tokens = self.words.spell(matcher.compute_ff_bytes()) or self._pick(matcher)
             valid = matcher.validate_tokens(tokens)
             if not valid or not matcher.consume_tokens(tokens[:valid]):
                 return None
@@ -165,25 +169,25 @@ class Closing:
     def _pick(self, matcher: Any) -> list[int]:
         """One token. In free text what ends it, in a word too; elsewhere what closes, then what goes least deep."""
         bits = matcher.compute_bitmask()
-        may = [byte for byte in _ORDER if (token := self._words.token(byte)) is not None and _has(bits, token)]
+        may = [byte for byte in _ORDER if (token := self.words.token(byte)) is not None and _has(bits, token)]
         if self._is_free(bits):
             may = [byte for byte in may if byte not in _ENDS or self._ends_text(matcher, byte)]
         elif len(may) <= _FEW:
             may = sorted(may, key=_DEPTH.find)
         if may:
-            return [token for byte in may[:1] if (token := self._words.token(byte)) is not None]
+            return [token for byte in may[:1] if (token := self.words.token(byte)) is not None]
         others = np.flatnonzero(np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")).tolist()
-        return [token for token in others if token != self._words.eos_id][:1]
+        return [token for token in others if token != self.words.eos_id][:1]
 
     def _ends_text(self, matcher: Any, byte: int) -> bool:
         after = matcher.deep_copy()
         return bool(
-            after.consume_tokens([self._words.token(byte)])
+            after.consume_tokens([self.words.token(byte)])
             and (after.is_accepting() or not self._is_free(after.compute_bitmask()))
         )
 
     def _is_free(self, bits: bytes) -> bool:
-        tokens = (self._words.token(byte) for byte in _FREE)
+        tokens = (self.words.token(byte) for byte in _FREE)
         return all(token is not None and _has(bits, token) for token in tokens)
 
     def _spread(self, matcher: Any) -> list[int] | None:
@@ -193,7 +197,7 @@ class Closing:
         for _ in range(_DEEPEST):
             after: list[tuple[Any, list[int]]] = []
             for at, path in level:
-                for token in self._words.singles():
+                for token in self.words.singles():
                     if at.validate_tokens([token]) != 1:
                         continue
                     here = at.deep_copy()

@@ -33,7 +33,7 @@ _PLAIN_ESCAPES = {"json_allowed_escapes": '"\\'}
 _LIMITS = {
     "max_items_in_row": 2_000,
     "initial_lexer_fuel": 2_000_000,
-    "step_lexer_fuel": 500_000,
+    "step_lexer_fuel": 1_000_000,
     "step_max_items": 50_000,
     "max_lexer_states": 100_000,
     "max_grammar_size": 500_000,
@@ -117,8 +117,11 @@ class Grammars:
     def accepts(self, constraint: Constraint, ids: Iterable[int], *, at_start: bool = False) -> bool:
         """Whether an answer, without its stop id, is whole."""
         matcher = self._matcher(constraint, at_start=at_start, plain=False).deep_copy()
-        tokens = list(ids)
-        return bool(matcher.consume_tokens(tokens)) and bool(matcher.is_accepting())
+        for token in ids:
+            matcher.compute_bitmask()  # as while it was made: each step has work of its own to spend
+            if not matcher.consume_token(token):
+                return False
+        return bool(matcher.is_accepting())
 
     def _matcher(self, constraint: Constraint, *, at_start: bool, plain: bool) -> Any:
         key = (constraint, at_start and bool(self._prefix), plain)
@@ -189,6 +192,11 @@ class GrammarGuide:
             mask = self._closing.narrow(mask, self._matcher, self._room)
         mask[self._stops] = not failed and self._matcher.is_accepting()
         return torch.from_numpy(mask)
+
+    def may_continue(self, token: int, data: bytes) -> bool:
+        """Whether a token and then these bytes, one by one, may come next."""
+        tokens = [token, *self._closing.words.spell_singly(data)]
+        return bool(self._matcher.validate_tokens(tokens) == len(tokens))
 
     def accept(self, token: int) -> None:
         self._matcher.consume_token(token)

@@ -93,7 +93,7 @@ class BothGuide:
         self._grammar, self._text, self._grounded = grammar, text, grounded
 
     def allowed(self) -> Tensor:
-        return self._grammar.allowed() & self._text.allowed()
+        return self._grammar.allowed() & self._text.allowed(self._grammar.may_continue)
 
     def accept(self, token: int) -> None:
         self._grammar.accept(token)
