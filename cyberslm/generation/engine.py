@@ -61,36 +61,47 @@ class Engine:
         self._guides: Guides | None = None
 
     def stream(
-        self, prompts: Prompts, params: Params | None = None, *, demand: Demand = NOTHING, **overrides: object
+        self,
+        prompts: Prompts,
+        params: Params | None = None,
+        *,
+        demand: Demand | Sequence[Demand] = NOTHING,
+        **overrides: object,
     ) -> Iterator[TokenEvent]:
         """Continue the prompts together; yield each token as it is made.
 
         ``params`` is one setting for all or one per prompt (default: greedy); ``overrides`` are fields of
-        `SamplingParams` that replace theirs. ``demand`` is the constraint and grounding of every answer. Everything is
-        checked before the first forward pass: `GenerationError`.
+        `SamplingParams` that replace theirs. ``demand`` is the constraint and grounding of
+        all answers, or one for each. Everything is checked before the first forward pass: `GenerationError`.
         """
         texts = _texts(prompts)
         settings = self._settings(len(texts), params, overrides)
         ids = [self._prompt_ids(text) for text in texts]
         decoders = [self.tokenizer.stream_decoder(after=prompt) for prompt in ids]
         stops = frozenset({self.tokenizer.eos_id})
+        demands = _demands(demand, len(texts))
         guides = [
             self._of_guides().guide(
-                demand,
+                asked,
                 prompt=text,
                 prompt_ids=prompt,
                 budget=budget_for(len(prompt), one, self.model.max_seq_len),
                 stop_ids=sorted(stops),
             )
-            if demand
+            if asked
             else None
-            for text, prompt, one in zip(texts, ids, settings, strict=True)
+            for asked, text, prompt, one in zip(demands, texts, ids, settings, strict=True)
         ]
         steps = decode(self.model, ids, settings, stop_ids=stops, allowed=self._allowed, guides=guides)
         return self._events(steps, decoders)
 
     def generate(
-        self, prompts: Prompts, params: Params | None = None, *, demand: Demand = NOTHING, **overrides: object
+        self,
+        prompts: Prompts,
+        params: Params | None = None,
+        *,
+        demand: Demand | Sequence[Demand] = NOTHING,
+        **overrides: object,
     ) -> list[Completion]:
         """`stream`, collected: one `Completion` per prompt, in their order."""
         texts = _texts(prompts)
@@ -98,7 +109,11 @@ class Engine:
         for event in self.stream(texts, params, demand=demand, **overrides):
             events[event.row].append(event)
         made = [_completion(text, row, self.tokenizer.eos_id) for text, row in zip(texts, events, strict=True)]
-        return [replace(one, valid=self._is_met(demand, one)) for one in made] if demand else made
+        demands = _demands(demand, len(texts))
+        return [
+            replace(one, valid=self._is_met(asked, one)) if asked else one
+            for asked, one in zip(demands, made, strict=True)
+        ]
 
     def _is_met(self, demand: Demand, made: Completion) -> bool:
         ids = self._prompt_ids(made.prompt)
@@ -142,6 +157,13 @@ def _texts(prompts: Prompts) -> list[str]:
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise GenerationError(f"prompts must be a string or a list of strings, not {prompts!r:.80}")
     return list(texts)
+
+
+def _demands(demand: Demand | Sequence[Demand], count: int) -> list[Demand]:
+    demands = [demand] * count if isinstance(demand, Demand) else list(demand)
+    if len(demands) != count:
+        raise GenerationError(f"{count} prompts were given and {len(demands)} demands: give one for all or one each")
+    return demands
 
 
 def _completion(prompt: str, events: list[TokenEvent], eos_id: int) -> Completion:
