@@ -196,7 +196,6 @@ def decode(
     *,
     stop_ids: frozenset[int] = frozenset(),
     allowed: Tensor | None = None,
-    guides: Sequence[Guide | None] | None = None,
 ) -> Iterator[Step]:
     """Continue every request; yield tokens step by step, then those of beam searches, each when it has ended.
 

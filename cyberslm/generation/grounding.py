@@ -11,6 +11,7 @@ Each kind is an automaton over bytes (`identifiers`); they run side by side, fro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -71,21 +72,24 @@ class Grounding:
             for value in find(KINDS[kind], data)
         }
 
-    def invented(self, prompt: str, answer: str) -> list[Identifier]:
-        """Those that the prompt continued by the answer holds, and neither the prompt alone nor the allow-list."""
-        known = self.identifiers(prompt).union(*map(self.identifiers, self.allow))
-        return sorted(self.identifiers(prompt + answer) - known)
+    def invented(self, source: str, answer: str, *, tail: str | None = None) -> list[Identifier]:
+        """Those that the answer holds, and neither the source nor the allow-list.
 
-    def walks(self, prompt: str, vocabulary: Vocabulary) -> list[tuple[Walk, int]]:
-        """An automaton for each kind, and its state behind a prompt."""
-        sources = [_bytes(prompt), *map(_bytes, self.allow)]
+        ``tail`` is what the answer continues, so that one may begin there: by default the source, a prompt.
+        """
+        known = self.identifiers(source).union(*map(self.identifiers, self.allow))
+        return sorted(self.identifiers(_last_word(source if tail is None else tail) + answer) - known)
+
+    def walks(self, source: str, tail: str, vocabulary: Vocabulary) -> list[tuple[Walk, int]]:
+        """An automaton for each kind, and its state where an answer continues ``tail``."""
+        sources = [_bytes(source), *map(_bytes, self.allow)]
         walks = []
         for kind in map(KINDS.__getitem__, self.kinds):
-            values: set[bytes] = set().union(*(find(kind, source) for source in sources))
+            values: set[bytes] = set().union(*(find(kind, text) for text in sources))
             if kind.name == "url":
                 values |= {twin for value in values if (twin := _twin(value))}
             walk = Walk(IdentifierAutomaton(kind, values), vocabulary)
-            walks.append((walk, _after(walk, _last_word(sources[0]))))
+            walks.append((walk, _after(walk, _bytes(_last_word(tail)))))
         return walks
 
 
@@ -208,9 +212,9 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-def _last_word(text: bytes) -> bytes:
-    """What follows the last white space, where every automaton starts anew."""
-    return text.rsplit(None, 1)[-1] if text[-1:].strip() else b""
+def _last_word(text: str) -> str:
+    """What follows the last ASCII white space, where every automaton starts anew."""
+    return re.split(r"[ \t\n\r\f\v]", text)[-1]
 
 
 def _after(walk: Walk, data: bytes) -> int:

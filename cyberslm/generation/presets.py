@@ -230,8 +230,6 @@ PRESETS: dict[str, Preset] = {
     "stix-indicator": Preset(
         "STIX 2.1 indicator object, its pattern over given identifiers or free ones", _indicator, _comparisons
     ),
-        "STIX 2.1 indicator object, its pattern over given identifiers or free ones", _indicator, _comparisons
-    ),
     "sigma": Preset("Sigma rule skeleton", _sigma),
     "verdict": Preset("triage verdict as JSON: verdict, confidence in percent, reason", _verdict),
     "attack": Preset("ATT&CK technique id of a given list", _listed, _TECHNIQUE.findall, needs_ids=True),
@@ -242,8 +240,9 @@ PRESETS: dict[str, Preset] = {
 def preset(name: str, *, ids: str | Iterable[str] = (), optional: bool = False) -> Constraint:
     """The constraint of a name in `PRESETS`.
 
-    ``ids`` is what a closed list is read from: a list, or any text that names them (for stix-indicator identifiers). ``optional`` also lets optional
-    metrics, fields and sections come. Raises `GenerationError` for an unknown name and for a list that is missing.
+    ``ids`` is what a closed list is read from: a list, or any text that names them (identifiers for stix-indicator).
+    ``optional`` also lets optional metrics, fields and sections come. Raises `GenerationError` for an unknown name and
+    for a list that is missing.
     """
     if name not in PRESETS:
         raise GenerationError(f"there is no preset {name!r:.40}; presets: {', '.join(PRESETS)}")
