@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cyberslm.cli import constraints
 from cyberslm.cli.options import AsJson, Device, Model, say
 from cyberslm.errors import GenerationError
 
@@ -85,6 +86,16 @@ def generate(
     stream: Annotated[
         bool | None, typer.Option("--stream/--no-stream", help="Show text as it is made; default on a terminal.")
     ] = None,
+    json_schema: constraints.JsonSchema = None,
+    regex: constraints.Regex = None,
+    choice: constraints.Choice = None,
+    grammar: constraints.Grammar = None,
+    preset: constraints.PresetName = None,
+    preset_ids: constraints.PresetIds = None,
+    preset_optional: constraints.PresetOptional = False,
+    ground: constraints.Ground = False,
+    ground_kinds: constraints.GroundKinds = None,
+    allow: constraints.Allow = None,
     as_json: AsJson = False,
     device: Device = "auto",
 ) -> None:
@@ -109,9 +120,11 @@ def generate(
     for name in ("stop", "stop_ids", "banned_ids", "forced_ids"):
         given[name] = given[name] or ()
     params = SamplingParams(**{name: given[name] for name in SamplingParams.__dataclass_fields__})
+    form = constraints.FormOptions(**{name: given[name] for name in constraints.FormOptions._fields})
+    demands = form.demands(prompts)
     engine = load(model, device=device)
     if (sys.stdout.isatty() if stream is None else stream) and not several and not as_json:
-        events = engine.stream(prompts, params)
+        events = engine.stream(prompts, params, demand=demands)
         _write(prompts[0])
         for event in events:
             _write(event.text)
@@ -119,7 +132,7 @@ def generate(
                 _notes(event.truncated, event.finish_reason)
         _write("\n")
         return
-    for made in engine.generate(prompts, params):
+    for made in engine.generate(prompts, params, demand=demands):
         _write(json.dumps(_record(made), ensure_ascii=False) + "\n" if as_json else made.prompt + made.text + "\n")
         _notes(made.truncated, made.finish_reason)
 
@@ -133,6 +146,8 @@ def _record(made: Completion) -> dict[str, object]:
         "sample": made.sample,
         "truncated": made.truncated,
     }
+    if made.valid is not None:
+        record["valid"] = made.valid
     if made.score is not None:
         record["score"] = made.score
     if made.logprobs:

@@ -6,20 +6,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from cyberslm.decoding.guide import Guide
-from cyberslm.decoding.request import FinishReason, Likelihood
+from cyberslm.decoding.request import FinishReason, Likelihood, fit
 from cyberslm.decoding.sampling import SamplingParams, with_settings
 from cyberslm.errors import GenerationError
-from cyberslm.generation.session import Prompt, Session, TokenEvent, stops_of
+from cyberslm.generation.guides import NOTHING, Demand, Guides
+from cyberslm.generation.session import Prompt, Session, TokenEvent, prompt_ids, stops_of
 from cyberslm.model.model import CyberSLM
 from cyberslm.text.tokenizer import Tokenizer
 
 Prompts = str | Sequence[Prompt]
 Params = SamplingParams | Sequence[SamplingParams]
-Guides = Sequence[Guide | None]
+Demands = Demand | Sequence[Demand]
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,14 @@ class Completion:
     """Rank of a beam: its sum of log-probabilities over length to the power of ``length_penalty``."""
     truncated: int = 0
     """Tokens that the prompt lost on its left to fit the context."""
+    valid: bool | None = None
+    """Whether the answer is whole and keeps to what its demand asks; None where nothing was asked."""
+
+
+class _Request(NamedTuple):
+    prompt: Prompt
+    params: SamplingParams
+    demand: Demand
 
 
 class Engine:
@@ -55,40 +65,64 @@ class Engine:
         allowed[: tokenizer.vocab_size] = True
         allowed[[i for i in tokenizer.control_ids if i != tokenizer.eos_id]] = False
         self._allowed = allowed
+        self._guides: Guides | None = None
 
     def session(self) -> Session:
         """An empty session, for requests that come and go."""
         return Session(self.model, self.tokenizer, self._allowed)
 
     def stream(
-        self, prompts: Prompts, params: Params | None = None, *, guides: Guides | None = None, **overrides: object
+        self,
+        prompts: Prompts,
+        params: Params | None = None,
+        *,
+        demand: Demands = NOTHING,
+        guides: Sequence[Guide | None] | None = None,
+        **overrides: object,
     ) -> Iterator[TokenEvent]:
         """Continue the prompts together; yield each token as it is made. Answers by beam search come last, each whole.
 
         A prompt is a text, or a list of ids, such as a rendered chat's. ``params`` is one setting for all or one per
-        prompt (default: greedy), and so are ``guides``, of which there is none by default; ``overrides`` are fields of
-        `SamplingParams` that replace theirs. Everything is checked before the first forward pass: `GenerationError`.
+        prompt (default: greedy), and so is ``demand``, a constraint or grounding; ``guides``, one for each prompt, take
+        the place of a demand. ``overrides`` are fields of `SamplingParams` that replace theirs. Everything is checked
+        before the first forward pass: `GenerationError`.
         """
         session = self.session()
-        for prompt, one, guide in self._requests(prompts, params, guides, overrides):
-            session.join(prompt, one, guide)
+        requests = self._requests(prompts, params, demand, overrides)
+        for request, guide in zip(requests, self._guides_of(requests, guides), strict=True):
+            session.join(request.prompt, request.params, guide)
         return _events(session)
 
+    def guide(self, prompt: Prompt, params: SamplingParams, demand: Demand) -> Guide | None:
+        """What a session takes to keep the answer to one prompt to a demand. Raises `GenerationError`."""
+        if not demand:
+            return None
+        ids = prompt_ids(self.tokenizer, prompt)
+        budget = fit(ids, params, self.model.max_seq_len).budget
+        return self._of_guides().guide(demand, prompt_ids=ids, budget=budget, stop_ids=stops_of(self.tokenizer, params))
+
     def generate(
-        self, prompts: Prompts, params: Params | None = None, *, guides: Guides | None = None, **overrides: object
+        self,
+        prompts: Prompts,
+        params: Params | None = None,
+        *,
+        demand: Demands = NOTHING,
+        guides: Sequence[Guide | None] | None = None,
+        **overrides: object,
     ) -> list[Completion]:
         """`stream`, collected: in the order of the prompts, for each its ``n`` answers."""
-        requests = self._requests(prompts, params, guides, overrides)
+        requests = self._requests(prompts, params, demand, overrides)
         drafts: dict[tuple[int, int], list[TokenEvent]] = {}
+        asked = [request.demand for request in requests]
         for event in self.stream(
-            [prompt for prompt, _, _ in requests], [one for _, one, _ in requests], guides=[g for _, _, g in requests]
+            [r.prompt for r in requests], [r.params for r in requests], demand=asked, guides=guides
         ):
             drafts.setdefault((event.row, event.sample), []).append(event)
-        return [self._completion(*requests[row][:2], drafts[row, sample]) for row, sample in sorted(drafts)]
+        return [self._completion(requests[row], drafts[row, sample]) for row, sample in sorted(drafts)]
 
     def _requests(
-        self, prompts: Prompts, params: Params | None, guides: Guides | None, overrides: dict[str, object]
-    ) -> list[tuple[Prompt, SamplingParams, Guide | None]]:
+        self, prompts: Prompts, params: Params | None, demand: Demands, overrides: dict[str, object]
+    ) -> list[_Request]:
         given = [prompts] if isinstance(prompts, str) else prompts
         if not isinstance(given, Sequence) or not all(
             isinstance(p, Sequence) and not isinstance(p, bytes) for p in given
@@ -97,26 +131,50 @@ class Engine:
                 f"prompts must be a string or a list of strings, not {prompts!r:.80} (a list of ids may stand for each)"
             )
         settings = self._settings(len(given), params, overrides)
-        guides = [None] * len(given) if guides is None else guides
-        if len(guides) != len(given):
-            raise GenerationError(f"{len(given)} prompts were given and {len(guides)} guides: give one each")
-        return list(zip(given, settings, guides, strict=True))
+        demands = [demand] * len(given) if isinstance(demand, Demand) else list(demand)
+        if len(demands) != len(given):
+            raise GenerationError(f"{len(given)} prompts were given and {len(demands)} demands: give one each")
+        return list(map(_Request, given, settings, demands))
 
-    def _completion(self, prompt: Prompt, params: SamplingParams, events: list[TokenEvent]) -> Completion:
+    def _guides_of(self, requests: list[_Request], given: Sequence[Guide | None] | None) -> list[Guide | None]:
+        if given is None:
+            return [self.guide(*request) for request in requests]
+        if len(given) != len(requests) or any(request.demand for request in requests):
+            raise GenerationError(
+                f"{len(requests)} prompts were given and {len(given)} guides: give one each, and no demand"
+            )
+        return list(given)
+
+    def _of_guides(self) -> Guides:
+        """Made when first asked for, as the vocabulary's table takes a moment."""
+        if self._guides is None:
+            self._guides = Guides(self.tokenizer)
+        return self._guides
+
+    def _completion(self, request: _Request, events: list[TokenEvent]) -> Completion:
+        prompt, params, demand = request
         ids = [event.token_id for event in events if event.token_id is not None]
         if ids and ids[-1] in stops_of(self.tokenizer, params):
             ids.pop()
         last = events[-1]
+        text = "".join(event.text for event in events)
         return Completion(
             prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt),
-            "".join(event.text for event in events),
+            text,
             tuple(ids),
             last.finish_reason or "cancelled",
             last.sample,
             tuple(Likelihood(e.logprob, e.top_logprobs, e.entropy or 0.0) for e in events if e.logprob is not None),
             last.score,
             last.truncated,
+            self._is_met(prompt, demand, ids, text),
         )
+
+    def _is_met(self, prompt: Prompt, demand: Demand, ids: list[int], text: str) -> bool | None:
+        if not demand:
+            return None
+        given = prompt_ids(self.tokenizer, prompt)
+        return self._of_guides().is_met(demand, prompt_ids=given, ids=ids, text=text)
 
     @staticmethod
     def _settings(count: int, params: Params | None, overrides: dict[str, object]) -> list[SamplingParams]:

@@ -113,7 +113,7 @@ class Session:
         exceed the context.
         """
         params = SamplingParams() if params is None else params
-        request = Request(self._ids(prompt), params, guide)
+        request = Request(prompt_ids(self._tokenizer, prompt), params, guide)
         fitted = self._batch.check(request)
         answers = {
             sample: _Answer(self._tokenizer, fitted.prompt, params, fitted.truncated) for sample in range(params.n)
@@ -156,14 +156,15 @@ class Session:
                 self._batch.cancel(step.row, step.sample)
         return event
 
-    def _ids(self, prompt: Prompt) -> list[int]:
-        """An empty text starts a document."""
-        if isinstance(prompt, str):
-            return self._tokenizer.encode(prompt) or [self._tokenizer.eos_id]
-        for token in prompt:
-            if not isinstance(token, int) or isinstance(token, bool):
-                raise GenerationError(f"a prompt must be a text or a list of ids, not {prompt!r:.80}")
-        return list(prompt)
+
+def prompt_ids(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
+    """An empty text starts a document. Raises `GenerationError`."""
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt) or [tokenizer.eos_id]
+    for token in prompt:
+        if not isinstance(token, int) or isinstance(token, bool):
+            raise GenerationError(f"a prompt must be a text or a list of ids, not {prompt!r:.80}")
+    return list(prompt)
 
 
 def stops_of(tokenizer: Tokenizer, params: SamplingParams) -> frozenset[int]:
