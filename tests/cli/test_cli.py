@@ -24,6 +24,8 @@ VERBS = (
     "train",
     "generate",
     "eval",
+    "score",
+    "classify",
     "data prepare",
     "data inspect",
     "tokenizer train",
