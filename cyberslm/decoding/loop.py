@@ -14,13 +14,14 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from cyberslm.decoding.guide import Guide
 from cyberslm.decoding.sampling import SamplingParams, choose
 from cyberslm.errors import GenerationError
 
 PREFILL_CHUNK = 512
 DEFAULT_BUDGET = 256
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "blocked"]
 
 
 class LanguageModel(Protocol):
@@ -51,6 +52,7 @@ class _Row(NamedTuple):
     params: SamplingParams
     budget: int
     generator: torch.Generator
+    guide: Guide | None = None
 
 
 def budget_for(prompt_length: int, params: SamplingParams, max_seq_len: int) -> int:
@@ -75,6 +77,7 @@ def decode(
     *,
     stop_ids: frozenset[int],
     allowed: Tensor | None = None,
+    guides: Sequence[Guide | None] | None = None,
 ) -> Iterator[Step]:
     """Continue every prompt; yield tokens step by step, in row order within a step.
 
@@ -82,8 +85,8 @@ def decode(
     "stop". Settings and lengths are checked before the first forward pass.
     """
     rows = [
-        _Row(number, p, budget_for(len(prompt), p, model.max_seq_len), _generator(p))
-        for number, (prompt, p) in enumerate(zip(prompts, params, strict=True))
+        _Row(number, p, budget_for(len(prompt), p, model.max_seq_len), _generator(p), guide)
+        for number, (prompt, p, guide) in enumerate(zip(prompts, params, guides or [None] * len(prompts), strict=True))
     ]
     return _steps(model, prompts, rows, stop_ids, allowed)
 
@@ -144,7 +147,18 @@ def _generator(params: SamplingParams) -> torch.Generator:
 
 
 def _step(row: _Row, logits_V: Tensor, stop_ids: frozenset[int], made: int) -> Step:
-    token = choose(logits_V.cpu(), row.params, row.generator)
+    logits_V = logits_V.cpu()
+    mask = row.guide.allowed() if row.guide is not None else None
+    if mask is not None:
+        logits_V[: len(mask)].masked_fill_(~mask, -torch.inf)
+        logits_V[len(mask) :] = -torch.inf
+        if not torch.isfinite(logits_V).any():
+            return Step(row.number, min(stop_ids), "blocked")
+    token = choose(logits_V, row.params, row.generator)
+    if row.guide is not None and token not in stop_ids:
+        row.guide.accept(token)
+        if row.guide.done:
+            return Step(row.number, token, "stop")
     finish: FinishReason | None = "stop" if token in stop_ids else "length" if made == row.budget else None
     return Step(row.number, token, finish)
 

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import torch
 
-from cyberslm.decoding.loop import FinishReason, decode
+from cyberslm.decoding.loop import FinishReason, budget_for, decode
 from cyberslm.decoding.sampling import SamplingParams
 from cyberslm.errors import GenerationError
+from cyberslm.generation.guides import NOTHING, Demand, Guides
 from cyberslm.model.model import CyberSLM
 from cyberslm.text.tokenizer import Tokenizer
 
@@ -39,6 +40,8 @@ class Completion:
     text: str
     ids: tuple[int, ...]
     finish_reason: FinishReason
+    valid: bool | None = None
+    """Whether the answer is whole and keeps to its constraint and grounding; None when nothing was asked of it."""
 
 
 class Engine:
@@ -55,27 +58,56 @@ class Engine:
         allowed[: tokenizer.vocab_size] = True
         allowed[[i for i in tokenizer.control_ids if i != tokenizer.eos_id]] = False
         self._allowed = allowed.to(model.device)
+        self._guides: Guides | None = None
 
-    def stream(self, prompts: Prompts, params: Params | None = None, **overrides: object) -> Iterator[TokenEvent]:
+    def stream(
+        self, prompts: Prompts, params: Params | None = None, *, demand: Demand = NOTHING, **overrides: object
+    ) -> Iterator[TokenEvent]:
         """Continue the prompts together; yield each token as it is made.
 
         ``params`` is one setting for all or one per prompt (default: greedy); ``overrides`` are fields of
-        `SamplingParams` that replace theirs. Everything is checked before the first forward pass: `GenerationError`.
+        `SamplingParams` that replace theirs. ``demand`` is the constraint and grounding of every answer. Everything is
+        checked before the first forward pass: `GenerationError`.
         """
         texts = _texts(prompts)
         settings = self._settings(len(texts), params, overrides)
         ids = [self._prompt_ids(text) for text in texts]
         decoders = [self.tokenizer.stream_decoder(after=prompt) for prompt in ids]
-        steps = decode(self.model, ids, settings, stop_ids=frozenset({self.tokenizer.eos_id}), allowed=self._allowed)
+        stops = frozenset({self.tokenizer.eos_id})
+        guides = [
+            self._of_guides().guide(
+                demand,
+                prompt=text,
+                prompt_ids=prompt,
+                budget=budget_for(len(prompt), one, self.model.max_seq_len),
+                stop_ids=sorted(stops),
+            )
+            if demand
+            else None
+            for text, prompt, one in zip(texts, ids, settings, strict=True)
+        ]
+        steps = decode(self.model, ids, settings, stop_ids=stops, allowed=self._allowed, guides=guides)
         return self._events(steps, decoders)
 
-    def generate(self, prompts: Prompts, params: Params | None = None, **overrides: object) -> list[Completion]:
+    def generate(
+        self, prompts: Prompts, params: Params | None = None, *, demand: Demand = NOTHING, **overrides: object
+    ) -> list[Completion]:
         """`stream`, collected: one `Completion` per prompt, in their order."""
         texts = _texts(prompts)
         events: list[list[TokenEvent]] = [[] for _ in texts]
-        for event in self.stream(texts, params, **overrides):
+        for event in self.stream(texts, params, demand=demand, **overrides):
             events[event.row].append(event)
-        return [_completion(text, row) for text, row in zip(texts, events, strict=True)]
+        made = [_completion(text, row, self.tokenizer.eos_id) for text, row in zip(texts, events, strict=True)]
+        return [replace(one, valid=self._is_met(demand, one)) for one in made] if demand else made
+
+    def _is_met(self, demand: Demand, made: Completion) -> bool:
+        ids = self._prompt_ids(made.prompt)
+        return self._of_guides().is_met(demand, prompt=made.prompt, prompt_ids=ids, text=made.text, ids=made.ids)
+
+    def _of_guides(self) -> Guides:
+        if self._guides is None:
+            self._guides = Guides(self.tokenizer)
+        return self._guides
 
     def _events(self, steps: Iterator, decoders: list) -> Iterator[TokenEvent]:
         for row, token, finish in steps:
@@ -112,9 +144,9 @@ def _texts(prompts: Prompts) -> list[str]:
     return list(texts)
 
 
-def _completion(prompt: str, events: list[TokenEvent]) -> Completion:
+def _completion(prompt: str, events: list[TokenEvent], eos_id: int) -> Completion:
     last = events[-1]
-    made = events[:-1] if last.finish_reason == "stop" else events
+    made = events[:-1] if last.token_id == eos_id else events
     return Completion(
         prompt,
         "".join(event.text for event in events),

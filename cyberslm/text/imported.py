@@ -43,7 +43,7 @@ class HuggingFaceTokenizer:
         self.control_ids = model.control_ids
         self.pad_id, self.unk_id = model.roles["pad_token"], model.roles["unk_token"]
         self.bos_id, self.eos_id = model.roles["bos_token"], model.roles["eos_token"]
-        self._spelling = Spelling(model.escaped, model.prefix, self.bos_id)
+        self.spelling = Spelling(model.escaped, model.prefix, self.bos_id)
         self.sha256 = hashlib.sha256(model.content).hexdigest()
 
     @classmethod
@@ -78,11 +78,11 @@ class HuggingFaceTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids: control ids give nothing, bytes that are not UTF-8 give U+FFFD. Raises TokenizerError."""
-        return self._spelling.decode(self.token_bytes, ids)
+        return self.spelling.decode(self.token_bytes, ids)
 
     def stream_decoder(self, *, after: Sequence[int] = ()) -> StreamDecoder:
         """A decoder that takes one id at a time; ``after`` are the ids that those to come continue."""
-        return StreamDecoder(self.token_bytes, self._spelling, after=after)
+        return StreamDecoder(self.token_bytes, self.spelling, after=after)
 
     def token_bytes(self, token: int) -> bytes:
         """UTF-8 bytes that an id stands for; empty for a control id and an id without a piece."""

@@ -55,7 +55,7 @@ class SentencePieceTokenizer:
             index for index, piece in enumerate(read.pieces) if piece.kind in (proto.CONTROL, proto.UNKNOWN)
         )
         self._exact = exact
-        self._spelling = Spelling(exact, b" " if read.dummy_prefix else b"", self.bos_id)
+        self.spelling = Spelling(exact, b" " if read.dummy_prefix else b"", self.bos_id)
         self._bytes = [_piece_bytes(piece) for piece in read.pieces]
         self._joined = _joined(read.pieces)
         self._part_chars = _part_chars(read)
@@ -97,14 +97,14 @@ class SentencePieceTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids: control ids give nothing, bytes that are not UTF-8 give U+FFFD. Raises TokenizerError."""
-        return self._spelling.decode(self.token_bytes, ids)
+        return self.spelling.decode(self.token_bytes, ids)
 
     def stream_decoder(self, *, after: Sequence[int] = ()) -> StreamDecoder:
         """A decoder that takes one id at a time; what it returns, joined, equals ``decode`` of the ids.
 
         ``after`` are the ids that those to come continue, such as a prompt's.
         """
-        return StreamDecoder(self.token_bytes, self._spelling, after=after)
+        return StreamDecoder(self.token_bytes, self.spelling, after=after)
 
     def token_bytes(self, token: int) -> bytes:
         """UTF-8 bytes that an id stands for, U+2581 and U+FDD0 still escaped; empty for a control id."""

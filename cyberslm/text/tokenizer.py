@@ -17,7 +17,7 @@ import numpy as np
 from cyberslm.errors import TokenizerError
 from cyberslm.text import hf
 from cyberslm.text.basics import read_file
-from cyberslm.text.codec import StreamDecoder
+from cyberslm.text.codec import Spelling, StreamDecoder
 from cyberslm.text.imported import HuggingFaceTokenizer
 from cyberslm.text.spm import SentencePieceTokenizer
 
@@ -43,6 +43,8 @@ class Tokenizer(Protocol):
     def control_ids(self) -> frozenset[int]: ...
     @property
     def add_bos(self) -> bool: ...
+    @property
+    def spelling(self) -> Spelling: ...
     @property
     def losses(self) -> tuple[str, ...]: ...
     @property

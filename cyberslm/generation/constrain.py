@@ -1,0 +1,246 @@
+"""Output that keeps to a JSON schema, a regular expression, a list of choices or a grammar, from any model.
+
+A `Constraint` says what; `Grammars` compiles it for one tokenizer with ``llguidance`` (extra ``constrain``), which
+answers before each token which ids keep the text on a way to an end. It sees tokens as bytes, so any cutting of the
+text into tokens is fine; control ids and the escape by which the tokenizer spells U+2581 are never made. Near the end
+of the budget only what can still be finished is let through (`closing`). Sizes are checked before compiling, and the
+compiler and each step have a limit of work; beyond it the row ends unfinished.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cyberslm.errors import ConfigError, GenerationError
+from cyberslm.generation.closing import Admits, Closing, Words
+from cyberslm.generation.schemas import checked
+from cyberslm.generation.walk import Vocabulary
+from cyberslm.text.codec import ESCAPE, SPACE_MARK
+
+MAX_REGEX_CHARS = 20_000
+MAX_GRAMMAR_CHARS = 1 << 18
+MAX_CHOICES = 20_000
+MAX_CHOICE_CHARS = 1 << 20
+_JSON_FORM = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":", "lenient": False}
+_PLAIN_ESCAPES = {"json_allowed_escapes": '"\\'}
+_LIMITS = {
+    "max_items_in_row": 2_000,
+    "initial_lexer_fuel": 2_000_000,
+    "step_lexer_fuel": 500_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 100_000,
+    "max_grammar_size": 500_000,
+    "verbose_errors": False,
+}
+
+ConstraintKind = Literal["json_schema", "regex", "choice", "grammar"]
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What an answer must be as a whole. Made by `json_schema`, `regex`, `choice` or `grammar`."""
+
+    kind: ConstraintKind
+    source: str
+
+    @classmethod
+    def json_schema(cls, schema: str | Mapping[str, Any]) -> Constraint:
+        """JSON, without white space, that a schema (text or mapping) admits."""
+        return cls("json_schema", checked(schema))
+
+    @classmethod
+    def regex(cls, pattern: str) -> Constraint:
+        """Text that a regular expression (Rust's syntax: no look-around, no back-references) matches wholly."""
+        return cls("regex", _sized("regular expression", pattern, MAX_REGEX_CHARS))
+
+    @classmethod
+    def choice(cls, choices: Iterable[str]) -> Constraint:
+        """One of some texts."""
+        texts = [choices] if isinstance(choices, str) else list(dict.fromkeys(choices))
+        if not texts or len(texts) > MAX_CHOICES:
+            raise GenerationError(f"give between 1 and {MAX_CHOICES} different choices, not {len(texts)}")
+        for text in texts:
+            _sized("choice", text, MAX_CHOICE_CHARS)
+        return cls("choice", _sized("list of choices", json.dumps(texts), MAX_CHOICE_CHARS))
+
+    @classmethod
+    def grammar(cls, lark: str) -> Constraint:
+        """Text of a grammar in llguidance's dialect of Lark, from its rule ``start``."""
+        return cls("grammar", _sized("grammar", lark, MAX_GRAMMAR_CHARS))
+
+
+class Grammars:
+    """Constraints compiled for one tokenizer: its bytes, whether they are escaped, and the prefix of its texts."""
+
+    def __init__(self, vocabulary: Vocabulary, *, eos_id: int, escaped: bool, prefix: bytes) -> None:
+        self._library = _library()
+        self._vocabulary, self._eos_id, self._escaped, self._prefix = vocabulary, eos_id, escaped, prefix
+        self._tokenizer = self._library.LLTokenizer(
+            _Wrapper(vocabulary, eos_id), n_vocab=len(vocabulary.table), eos_token=eos_id
+        )
+        self._limits = self._library.LLParserLimits(**_LIMITS)
+        self._words = Words(vocabulary.table, eos_id)
+        self._compiled: dict[tuple[Constraint, bool, bool], Any] = {}
+
+    def guide(
+        self,
+        constraint: Constraint,
+        *,
+        budget: int,
+        stop_ids: Sequence[int],
+        at_start: bool = False,
+        admits: Admits | None = None,
+    ) -> GrammarGuide:
+        """A new guide for an answer of at most ``budget`` tokens, which ``stop_ids`` may end.
+
+        ``at_start`` says that the text begins here, where the decoder drops the prefix that encoding puts there;
+        ``admits`` is what else binds the answer. Raises `GenerationError` for what can't be compiled, met or finished.
+        """
+        matcher = self._matcher(constraint, at_start=at_start, plain=admits is not None).deep_copy()
+        closing = Closing(self._words, matcher, budget, admits)
+        if closing.shortest is None and constraint.kind == "json_schema" and admits is None:
+            raise GenerationError(f"the JSON schema can't be met: no answer that ends was found in {budget} tokens")
+        if closing.shortest is not None and len(closing.shortest) > budget:
+            raise GenerationError(
+                f"max_new_tokens {budget} is too small for {_NAMES[constraint.kind]}:"
+                f" the shortest answer found has {len(closing.shortest)} tokens"
+            )
+        return GrammarGuide(matcher, closing, self._vocabulary.empty, list(stop_ids), budget)
+
+    def accepts(self, constraint: Constraint, ids: Iterable[int], *, at_start: bool = False) -> bool:
+        """Whether an answer, without its stop id, is whole."""
+        matcher = self._matcher(constraint, at_start=at_start, plain=False).deep_copy()
+        tokens = list(ids)
+        return bool(matcher.consume_tokens(tokens)) and bool(matcher.is_accepting())
+
+    def _matcher(self, constraint: Constraint, *, at_start: bool, plain: bool) -> Any:
+        key = (constraint, at_start and bool(self._prefix), plain)
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(constraint, with_prefix=key[1], plain=plain)
+        return self._compiled[key]
+
+    def _compile(self, constraint: Constraint, *, with_prefix: bool, plain: bool) -> Any:
+        if self._escaped and constraint.kind == "choice":
+            _refuse_marks(json.loads(constraint.source))
+        grammar = self._grammar(constraint, plain=plain)
+        if with_prefix:
+            prefix = json.dumps(self._prefix.decode())
+            grammar = [{"name": "text", "lark_grammar": f"start: {prefix} @answer"}, {"name": "answer", **grammar[0]}]
+        text = json.dumps({"grammars": grammar})
+        name = _NAMES[constraint.kind]
+        failed, messages = self._library.LLMatcher.validate_grammar_with_warnings(
+            text, self._tokenizer, limits=self._limits
+        )
+        if failed:
+            raise GenerationError(f"{name} can't be used: {' '.join(messages)[:400].strip()}")
+        matcher = self._library.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
+        matcher.compute_bitmask()
+        if matcher.is_error():
+            raise GenerationError(f"{name} can't be met: {matcher.get_error().splitlines()[0][:200]}")
+        return matcher
+
+    @staticmethod
+    def _grammar(constraint: Constraint, *, plain: bool) -> list[dict[str, Any]]:
+        if constraint.kind == "grammar":
+            return [{"lark_grammar": constraint.source}]
+        if constraint.kind == "choice":
+            options = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(constraint.source))
+            return [{"lark_grammar": f"start: CHOICE\nCHOICE: {options}"}]
+        make = _library().LLMatcher
+        if constraint.kind == "regex":
+            made = make.grammar_from_regex(constraint.source)
+        else:
+            form = _JSON_FORM | (_PLAIN_ESCAPES if plain else {})
+            made = make.grammar_from_json_schema(constraint.source, overrides=form)
+        grammars: list[dict[str, Any]] = json.loads(made)["grammars"]
+        return [{key: value for key, value in grammars[0].items() if value is not None and key != "name"}]
+
+
+_NAMES = {
+    "json_schema": "the JSON schema",
+    "regex": "the regular expression",
+    "choice": "the list of choices",
+    "grammar": "the grammar",
+}
+
+
+class GrammarGuide:
+    """A `Guide` that keeps to a compiled constraint."""
+
+    def __init__(self, matcher: Any, closing: Closing, controls: np.ndarray, stops: list[int], budget: int) -> None:
+        self._matcher, self._closing, self._controls = matcher, closing, controls
+        self._stops, self._room = stops, budget
+
+    def allowed(self) -> Tensor:
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        mask = np.unpackbits(bits, count=len(self._controls), bitorder="little").astype(bool)
+        mask[self._controls] = False
+        failed = self._matcher.is_error()
+        if failed:
+            mask[:] = False
+        else:
+            mask = self._closing.narrow(mask, self._matcher, self._room)
+        mask[self._stops] = not failed and self._matcher.is_accepting()
+        return torch.from_numpy(mask)
+
+    def accept(self, token: int) -> None:
+        self._matcher.consume_token(token)
+        self._closing.accept(token)
+        self._room -= 1
+
+    @property
+    def done(self) -> bool:
+        return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
+
+    def fork(self, admits: Admits | None = None) -> GrammarGuide:
+        matcher, closing = self._matcher.deep_copy(), self._closing.fork(admits)
+        return GrammarGuide(matcher, closing, self._controls, self._stops, self._room)
+
+
+class _Wrapper:
+    """The tokenizer in the form in which llguidance takes one: bytes, special ids, and a way to encode."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary, eos_id: int) -> None:
+        self.eos_token_id = eos_id
+        self.tokens = [data or b"<%d>" % token for token, data in enumerate(vocabulary.table)]
+        self.special_token_ids = np.flatnonzero(vocabulary.empty).tolist()
+        self._words = Words(vocabulary.table, eos_id)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self._words.spell(text.encode() if isinstance(text, str) else text) or []
+
+
+def _sized(name: str, text: object, limit: int) -> str:
+    if not isinstance(text, str) or not text:
+        raise GenerationError(f"a {name} must be text that isn't empty, not {text!r:.40}")
+    if len(text) > limit:
+        raise GenerationError(f"the {name} has {len(text)} characters; at most {limit} are taken")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise GenerationError(f"the {name} is not valid Unicode: {error}") from error
+    return text
+
+
+def _refuse_marks(choices: Iterable[str]) -> None:
+    for choice in choices:
+        if ESCAPE in choice or SPACE_MARK in choice:
+            raise GenerationError(f"the choice {choice!r:.80} holds U+2581 or U+FDD0, which constrained text can't")
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise ConfigError("a constraint needs the llguidance library: pip install 'cyberslm[constrain]'") from None
+    return llguidance
