@@ -84,6 +84,7 @@ app.command(no_args_is_help=True)(look.check)
 app.command(no_args_is_help=True)(look.plot)
 app.command(no_args_is_help=True)(work.score)
 app.command(no_args_is_help=True)(work.classify)
+app.command(no_args_is_help=True)(work.extract)
 
 
 @app.command(no_args_is_help=True)

@@ -26,6 +26,7 @@ VERBS = (
     "eval",
     "score",
     "classify",
+    "extract",
     "data prepare",
     "data inspect",
     "tokenizer train",
