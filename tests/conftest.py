@@ -103,8 +103,8 @@ def log_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "text" / "alerts.txt").write_text("\n".join(labelled) + "\n", encoding="utf-8")
     changes = {
         "data": {"sources": ["text"], "txt_unit": "line", "validation_fraction": 0.05},
-        "model": {**SMALL["model"], "hidden_dim": 48, "ffn_hidden_dim": 96, "max_seq_len": 64},
-        "train": {"max_steps": 240, "micro_batch_size": 16, "global_batch_size": 16},
+        "model": {**SMALL["model"], "hidden_dim": 48, "ffn_hidden_dim": 96, "max_seq_len": 160},
+        "train": {"max_steps": 240, "micro_batch_size": 7, "global_batch_size": 7},
         "optimizer": {"lr": 5e-3},
         "eval": {"interval": 1000, "max_rows": 8},
         "checkpoint": {"interval": 1000},

@@ -86,6 +86,7 @@ app.command("import", no_args_is_help=True)(trade.import_model)
 app.command("export", no_args_is_help=True)(trade.export_model)
 app.command(no_args_is_help=True)(work.score)
 app.command(no_args_is_help=True)(work.classify)
+app.command(no_args_is_help=True)(work.extract)
 app.command(no_args_is_help=True)(adapt.finetune)
 app.command(no_args_is_help=True)(adapt.merge)
 

@@ -1,9 +1,10 @@
-"""Verbs that work through a file of records with a model: ``score``, ``classify``."""
+"""Verbs that work through a file of records with a model: ``score``, ``classify``, ``extract``."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -170,6 +171,52 @@ def classify(
         classifier.take(calibration)
     found = None if task is None else work(classifier, task, screen=screen)
     _show(found, out, report, as_json=as_json, quiet=quiet)
+
+
+def extract(
+    model: Model,
+    source: Input,
+    schema: Annotated[Path, typer.Option(metavar="FILE", help="JSON schema of an object; its properties are filled.")],
+    out: Out,
+    field: Field = None,
+    template: Annotated[str | None, typer.Option(help="The prompt; has {text}.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256,
+    ground: Annotated[
+        bool, typer.Option("--ground/--no-ground", help="Let identifiers only be copied from the record.")
+    ] = True,
+    allow: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Identifiers that may be written, by line.")
+    ] = None,
+    batch_rows: Annotated[int, typer.Option(help="Records that are answered together.")] = 16,
+    form: FormOf = None,
+    on_bad_input: OnBadInput = OnBad.error,
+    encoding: Encoding = None,
+    prefix: Prefix = "",
+    force: Force = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    device: Device = "auto",
+) -> None:
+    """Fill the fields of a JSON schema from each record of a file (constrain extra).
+
+    Always valid; identifiers are copied, never made up. Stopped at any point, the same command goes on where it was.
+    """
+    from cyberslm.recipes.extract import BLOCK_RECORDS, DEFAULT_TEMPLATE, ExtractSettings, read_allowed, read_schema
+    from cyberslm.recipes.extract import extract as work
+    from cyberslm.training.trackers import Screen
+
+    settings = ExtractSettings(
+        schema=read_schema(schema),
+        template=DEFAULT_TEMPLATE if template is None else template,
+        max_new_tokens=max_new_tokens,
+        ground=ground,
+        allow=() if allow is None else read_allowed(allow),
+        batch_rows=batch_rows,
+    )
+    task = _task(_source(source, field, form, on_bad_input, encoding), out, prefix, force=force)
+    task = replace(task, block_records=BLOCK_RECORDS)
+    found = work(model, task, settings, screen=Screen(quiet=quiet), device=device)
+    _show(found, out, None, as_json=as_json, quiet=quiet)
 
 
 class _Found(Protocol):

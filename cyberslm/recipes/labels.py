@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -79,19 +80,31 @@ def alternatives(labels: LabelSet, text: str, tokenizer: Tokenizer, context: int
 
     Raises `ConfigError` when the template alone is too long.
     """
+
+    def ids_of(part: str) -> list[list[int]]:
+        wholes = (labels.filled(part, words) for words in labels.labels.values())
+        return [[opening_id(tokenizer), *tokenizer.encode(whole, add_special_tokens=False)] for whole in wholes]
+
+    return beginning(text, ids_of, tokenizer, context)
+
+
+def beginning(text: str, ids_of: Callable[[str], list[list[int]]], tokenizer: Tokenizer, room: int) -> Alternatives:
+    """``ids_of`` the text, or of as much of its beginning as keeps every list within ``room``.
+
+    Raises `ConfigError` when an empty text is too long, which is what stands around it.
+    """
     kept = len(text)
-    if len(text) > context:  # a first cut by the text alone, so that a huge one is not encoded for every label
+    if len(text) > room:  # a first cut by the text alone, so that a huge one is not encoded for every label
         number = len(tokenizer.encode(text, add_special_tokens=False))
-        kept = min(kept, kept * context // number + 1)
+        kept = min(kept, kept * room // number + 1)
     while True:
-        wholes = (labels.filled(text[:kept], words) for words in labels.labels.values())
-        ids = [[opening_id(tokenizer), *tokenizer.encode(whole, add_special_tokens=False)] for whole in wholes]
+        ids = ids_of(text[:kept])
         longest = max(map(len, ids))
-        if longest <= context:
+        if longest <= room:
             return Alternatives(ids, len(text) - kept)
         if not kept:
-            raise ConfigError(f"template takes {longest} tokens and the model's context is {context}: shorten it")
-        kept = max(0, kept - max(1, kept * (longest - context) // longest))
+            raise ConfigError(f"template takes {longest} tokens and there is room for {max(0, room)}: shorten it")
+        kept = max(0, kept - max(1, kept * (longest - room) // longest))
 
 
 def read_labels(path: Path, *, template: str | None = None) -> LabelSet:

@@ -54,6 +54,8 @@ class Task:
     """Put before the names of the new fields, where the input has such fields already."""
     replace: bool = False
     """Replace a file that is there."""
+    block_records: int | None = None
+    """Records that are worked on together, and that a kill can cost at most; null takes `BLOCK_RECORDS`."""
 
     def __post_init__(self) -> None:
         if self.out.suffix not in _WRITERS:
@@ -117,6 +119,7 @@ def _key(task: Task, decided_by: Mapping[str, object]) -> str:
     named = {
         "input": task.source.identity(),
         "prefix": task.prefix,
+        "block": task.block_records or BLOCK_RECORDS,
         "decided_by": decided_by,
         "versions": {name: version(name) for name in ("torch",)},
         "once": secrets.token_hex(16) if task.source.path is None else None,
@@ -131,7 +134,7 @@ def _make_rows(task: Task, opened: OpenRecords, blocks: Blocks, worker: Worker, 
     screen.start_bar(total=opened.size, done=opened.position(), unit="B")
     told, before = time.monotonic(), blocks.taken
     try:
-        for block in blocks_of(records):
+        for block in blocks_of(records, task.block_records):
             rows = worker(block)
             lines = [_row_line(record, row, task.prefix) for record, row in zip(block, rows, strict=True)]
             blocks.append(b"".join(lines), taken=len(block))
@@ -144,14 +147,15 @@ def _make_rows(task: Task, opened: OpenRecords, blocks: Blocks, worker: Worker, 
         screen.stop_bar()
 
 
-def blocks_of(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """The records in runs that depend on nothing else."""
+def blocks_of(records: Iterable[Record], limit: int | None = None) -> Iterator[list[Record]]:
+    """The records in runs that depend on nothing else, of at most ``limit`` of them."""
+    limit = limit or BLOCK_RECORDS
     block: list[Record] = []
     size = 0
     for record in records:
         block.append(record)
         size += len(record.text)
-        if len(block) == BLOCK_RECORDS or size >= BLOCK_CHARS:
+        if len(block) == limit or size >= BLOCK_CHARS:
             yield block
             block, size = [], 0
     if block:

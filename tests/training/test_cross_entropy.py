@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cyberslm.training import cross_entropy
-from cyberslm.training.cross_entropy import Head, linear_cross_entropy
+from cyberslm.training.cross_entropy import Head, linear_cross_entropy, token_losses
 
 IGNORE = -100
 
@@ -145,3 +145,35 @@ def test_fp16_gradients_are_those_of_the_formula_to_one_per_cent(
     for one, other in zip(own, right, strict=True):
         assert ((one - other).norm(dim=1) <= 0.01 * other.norm(dim=1)).all()
     assert sums.loss.item() == pytest.approx(total.item(), rel=1e-3)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    rows=st.integers(0, 23),
+    ids=st.integers(1, 4),
+    chunk=st.integers(1, 200),
+    piece=st.integers(1, 100),
+    softcap=st.sampled_from([None, 2.0]),
+)
+def test_losses_of_tokens_are_those_of_the_formula_with_any_chunks(
+    rows: int, ids: int, chunk: int, piece: int, softcap: float | None
+) -> None:
+    features, weight, _ = made(rows, 11)
+    head = Head(weight, softcap)
+    asked = torch.randint(11, (rows, ids), generator=torch.Generator().manual_seed(ids))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cross_entropy, "CHUNK", chunk)
+        patch.setattr(cross_entropy, "PIECE", piece)
+        found = token_losses(features, head, asked)
+    assert not found.requires_grad
+    for row in range(rows):
+        for at in range(ids):
+            loss = truth(features[row : row + 1], head, asked[row, at : at + 1])[1]
+            torch.testing.assert_close(found[row, at].double(), loss, rtol=1e-5, atol=1e-5)
+
+
+def test_losses_of_tokens_are_fp32_for_bf16_features() -> None:
+    features, weight, targets = made(40, 11)
+    low = token_losses(features.bfloat16(), Head(weight), targets.unsqueeze(1))
+    assert low.dtype == torch.float32
+    torch.testing.assert_close(low, token_losses(features, Head(weight), targets.unsqueeze(1)), rtol=0.05, atol=0.05)
