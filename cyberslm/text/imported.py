@@ -36,6 +36,7 @@ class HuggingFaceTokenizer:
             raise TokenizerError("it has no <bos>: leave out add_bos, or set it to false")
         model = with_bos_rule(model, add_bos=model.add_bos if add_bos is None else add_bos)
         self.model = model
+        """What the file says."""
         self._library = _library_tokenizer(model)
         self.add_bos = model.add_bos
         self.losses = model.losses
@@ -58,11 +59,6 @@ class HuggingFaceTokenizer:
             return cls(read_json(content, _settings(path.parent)), add_bos=add_bos, lossless=lossless)
         except TokenizerError as error:
             raise TokenizerError(f"{path}: {error}") from error
-
-    @property
-    def model(self) -> ImportedModel:
-        """What the file says."""
-        return self._read
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text, ``<bos>`` first when the tokenizer adds it; lone surrogates count as U+FFFD."""
