@@ -35,6 +35,7 @@ class LanguageModel(Protocol):
     def new_cache(self, batch_size: int, capacity: Sequence[int]) -> Any: ...
     def features(self, input_ids: Tensor, attention_mask: Tensor | None = None, *, cache: Any = None) -> Tensor: ...
     def head(self, features: Tensor) -> Tensor: ...
+    def next_logits(self, tokens_B: Tensor, cache: Any) -> Tensor: ...
     def train(self, mode: bool = True) -> Any: ...  # noqa: FBT001, FBT002 (torch's signature)
 
 
@@ -114,9 +115,9 @@ def _steps(
         if len(going) < len(rows):
             rows = [rows[place] for place in going]
             cache.keep(going)
-        tokens = torch.tensor([[steps[place].token] for place in going], device=model.device)
+        tokens_B = torch.tensor([steps[place].token for place in going], device=model.device)
         with _evaluating(model):
-            logits_BV = model.head(model.features(tokens, cache=cache)[:, 0])
+            logits_BV = model.next_logits(tokens_B, cache)
 
 
 def complete(

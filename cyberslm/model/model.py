@@ -25,10 +25,15 @@ from cyberslm.model.cache import KVCache
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.norm import make_norm
 from cyberslm.model.plan import Plan, over_cache, over_columns
+from cyberslm.model.quantised import PackedEmbedding, PackedLinear
 from cyberslm.model.rope import RotaryPositionEmbedding
 from cyberslm.model.sight import key_padding
 
 INIT_STD = 0.02
+
+
+OneTokenStep = Callable[[Tensor, KVCache], Tensor | None]
+"""Logits ``(B, V)`` after one more token ``(B,)`` of each row, added to the cache; None to leave it to the network."""
 
 
 def _block(layer: nn.Module, x: Tensor, plan: Plan) -> Tensor:
@@ -51,6 +56,7 @@ class CyberSLM(nn.Module):
             self.lm_head = None if config.tie_weights else nn.Linear(config.hidden_dim, config.vocab_size, bias=False)
             self.dropout = nn.Dropout(config.dropout)
         self._compiled: Callable[[nn.Module, Tensor, Plan], Tensor] | None = None
+        self._step: OneTokenStep | None = None
         if torch.device(device).type != "meta":
             self.to_empty(device=device)
             self.init_weights(seed)
@@ -85,7 +91,8 @@ class CyberSLM(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.embed_tokens.weight.dtype
+        """What it computes in; packed matrices are widened to it."""
+        return next(self.norm.parameters()).dtype
 
     @property
     def max_seq_len(self) -> int:
@@ -130,7 +137,7 @@ class CyberSLM(nn.Module):
         self._check_ids(input_ids)
         with torch.set_grad_enabled(torch.is_grad_enabled() and cache is None):
             plan = self._plan(input_ids, attention_mask, docs, cache)
-            x = self.embed_tokens(input_ids)
+            x = self.embed_tokens(input_ids).to(self.dtype)
             if plan.real is not None:
                 x = x.masked_fill(~plan.real.unsqueeze(-1), 0.0)
             x = self.dropout(x)
@@ -142,10 +149,28 @@ class CyberSLM(nn.Module):
                 cache.advance(plan.new_tokens, input_ids.shape[1])
             return self.norm(x)
 
+    def use_step(self, step: OneTokenStep | None) -> None:
+        """Let `next_logits` ask ``step`` first; None = the network alone."""
+        self._step = step
+
+    def next_logits(self, tokens_B: Tensor, cache: KVCache) -> Tensor:
+        """Logits ``(B, V)`` after one more token ``(B,)`` of each row, which is added to the cache.
+
+        The same as `features` and `head` of ``tokens_B[:, None]``, by a faster step where one was given.
+        """
+        if self._step is not None and not self.training:
+            self._check_ids(tokens_B.unsqueeze(1))
+            if tokens_B.shape[0] != cache.batch_size:
+                raise InputError(f"the input has {tokens_B.shape[0]} rows and the cache {cache.batch_size}")
+            if (logits := self._step(tokens_B, cache)) is not None:
+                return logits
+        return self.head(self.features(tokens_B.unsqueeze(1), cache=cache)[:, 0])
+
     @property
     def head_weight(self) -> Tensor:
         """``(V, D)``: the embedding's own where they are tied."""
-        return self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+        source = self.embed_tokens if self.lm_head is None else self.lm_head
+        return source.matrix().to(self.dtype) if isinstance(source, PackedEmbedding | PackedLinear) else source.weight
 
     def head(self, features: Tensor) -> Tensor:
         """Logits ``(..., V)`` of features ``(..., D)``."""
