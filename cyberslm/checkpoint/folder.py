@@ -14,7 +14,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,10 +22,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cyberslm import files
-from cyberslm.checkpoint.hf import config_from_json, disk_name, generation_config, hf_config
-from cyberslm.errors import IntegrityError, StorageError
+from cyberslm.checkpoint.hf import config_from_json, disk_name, generation_config, hf_config, precision_from_json
+from cyberslm.errors import ConfigError, IntegrityError, StorageError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.model import CyberSLM
+from cyberslm.model.quantised import Precision, precision_of, set_precision
 from cyberslm.text.tokenizer import Tokenizer, load_tokenizer
 
 WEIGHTS = "model.safetensors"
@@ -33,6 +34,7 @@ OPTIMIZER = "training/optimizer.safetensors"
 STATE = "training/state.json"
 KIND = "cyberslm-model"
 JSON_LIMIT = 1 << 20
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.int8: "I8", torch.uint8: "U8"}
 
 
 class ModelFolder(NamedTuple):
@@ -59,13 +61,13 @@ def save_model(
 
     Raises `StorageError` when it can't be written, `IntegrityError` when a weight is not finite; what was there stays.
     """
-    weights = {disk_name(name): parameter.detach() for name, parameter in model.named_parameters()}
+    weights = _tensors(model)
     for name, weight in weights.items():
         if not bool(torch.isfinite(weight).all()):
             raise IntegrityError(f"weight {name} is not finite: the model was not saved to {target}")
 
     def fill(staging: Path) -> dict[str, object]:
-        _write_json(staging / "config.json", hf_config(model.config))
+        _write_json(staging / "config.json", hf_config(model.config, precision_of(model)))
         _write_json(staging / "generation_config.json", generation_config(model.config))
         _write_tensors(staging / WEIGHTS, weights)
         tokenizer.save(staging)
@@ -78,18 +80,27 @@ def save_model(
     files.publish(target, fill, replace=True)
 
 
-def load_model(folder: Path | str, *, device: torch.device | str = "cpu") -> ModelFolder:
+def load_model(
+    folder: Path | str, *, device: torch.device | str = "cpu", reduced: Literal["refuse", "take"] = "refuse"
+) -> ModelFolder:
     """Open a model folder, checking every file's SHA-256 first.
 
-    Raises `IntegrityError` naming the file that is missing, damaged or doesn't fit, and what is wrong with it.
+    A folder in fewer bits than fp32 has lost what training and export need: unless ``reduced`` is "take", `ConfigError`
+    says so. Raises `IntegrityError` naming the file that is missing, damaged or doesn't fit, and what is wrong with it.
     """
     path = Path(folder)
     manifest = verify_model(path)
-    config = config_from_json(read_json(path / "config.json"), where=str(path / "config.json"))
+    where, written = str(path / "config.json"), read_json(path / "config.json")
+    config, precision = config_from_json(written, where=where), precision_from_json(written, where=where)
+    if precision != "fp32" and reduced == "refuse":
+        raise ConfigError(
+            f"{path} is kept in {precision}, for use only: train, merge or export the folder that it was made from"
+            + (f", {manifest['source']}" if isinstance(manifest.get("source"), str) else "")
+        )
     try:
         with safe_open(path / WEIGHTS, framework="pt", device=str(torch.device(device))) as archive:
-            model = _model_of(config, archive, path / WEIGHTS)
-            weights = {name: archive.get_tensor(disk_name(name)) for name, _ in model.named_parameters()}
+            model = _model_of(config, precision, archive, path / WEIGHTS)
+            weights = {name: archive.get_tensor(disk_name(name)) for name in model.state_dict()}
     except (SafetensorError, OSError) as error:
         raise IntegrityError(f"{path / WEIGHTS} can't be read: {error}") from error
     model.load_state_dict(weights, strict=True, assign=True)
@@ -133,21 +144,27 @@ def read_json(path: Path) -> object:
         raise IntegrityError(f"{path} can't be read: {error}") from error
 
 
-def _model_of(config: CyberSLMConfig, archive: safe_open, path: Path) -> CyberSLM:
+def _tensors(model: CyberSLM) -> dict[str, Tensor]:
+    """What is saved of a model, by its name on disk."""
+    return {disk_name(name): tensor.detach() for name, tensor in model.state_dict().items()}
+
+
+def _model_of(config: CyberSLMConfig, precision: Precision, archive: safe_open, path: Path) -> CyberSLM:
     """The network of ``config`` without weights, after its header has shown that the file holds exactly those."""
     headers = {name: archive.get_slice(name) for name in archive.keys()}  # noqa: SIM118 (not a mapping)
     held = sum(math.prod(header.get_shape()) for header in headers.values())
-    if held != config.num_parameters:
+    if held < config.num_parameters // 2 or (precision == "fp32" and held != config.num_parameters):
         raise IntegrityError(f"{path} holds {held:,} parameters, config.json asks for {config.num_parameters:,}")
-    if wrong := sorted({header.get_dtype() for header in headers.values()} - {"F32"}):
-        raise IntegrityError(f"{path} holds tensors of type {wrong[0]}, not F32")
     model = CyberSLM(config, device="meta")
-    wanted = {disk_name(name): list(parameter.shape) for name, parameter in model.named_parameters()}
+    set_precision(model, precision)
+    wanted = _tensors(model)
     if odd := sorted(set(headers) ^ set(wanted)):
         raise IntegrityError(f"{path}: tensor {odd[0]} is {'missing' if odd[0] in wanted else 'unknown'}")
-    for name, shape in wanted.items():
-        if (found := headers[name].get_shape()) != shape:
-            raise IntegrityError(f"{path}: tensor {name} has shape {found}, config.json asks for {shape}")
+    for name, tensor in wanted.items():
+        if (found := headers[name].get_dtype()) != DTYPES[tensor.dtype]:
+            raise IntegrityError(f"{path} holds tensors of type {found}, not {DTYPES[tensor.dtype]}")
+        if (shape := headers[name].get_shape()) != list(tensor.shape):
+            raise IntegrityError(f"{path}: tensor {name} has shape {shape}, config.json asks for {list(tensor.shape)}")
     return model
 
 

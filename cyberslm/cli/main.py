@@ -18,7 +18,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from cyberslm.cli import look
-from cyberslm.cli.options import AsJson, Config, Device, Model, Overrides, Quiet, say
+from cyberslm.cli.options import AsJson, Config, Device, Fast, Model, Overrides, Precision, Quiet, Reduced, say
 from cyberslm.errors import ConfigError, CyberSLMError, GenerationError
 
 app = typer.Typer(
@@ -124,6 +124,8 @@ def generate(
     ] = None,
     as_json: AsJson = False,
     device: Device = "auto",
+    precision: Annotated[Precision, typer.Option(help="Bits of the weights; auto = as they are kept.")] = "auto",
+    fast: Annotated[Fast, typer.Option(help="The compiled step: auto, on (wait for it) or off.")] = "auto",
 ) -> None:
     """Continue a prompt. The prompt is printed too; --json gives one object per prompt."""
     prompts = _prompts(prompt, prompt_file)
@@ -135,7 +137,7 @@ def generate(
     from cyberslm.recipes.use import load
 
     params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    engine = load(model, device=device)
+    engine = load(model, device=device, precision=precision, fast=fast)
     streaming = sys.stdout.isatty() if stream is None else stream
     if streaming and len(prompts) == 1 and not as_json:
         events = engine.stream(prompts, params)
@@ -150,6 +152,18 @@ def generate(
             _write(json.dumps(record, ensure_ascii=False) + "\n")
         else:
             _write(made.prompt + made.text + "\n")
+
+
+@app.command(no_args_is_help=True)
+def quantize(
+    model: Model,
+    dest: Annotated[Path, typer.Argument(metavar="DEST", help="The new model folder.")],
+    precision: Annotated[Reduced, typer.Option(help="bf16, int8 or int4.")] = "int8",
+) -> None:
+    """Write a model folder in fewer bits: smaller and faster to use, no longer to be trained or exported."""
+    from cyberslm.recipes.use import quantize as write
+
+    say(f"next: cyberslm generate {write(model, dest, precision=precision)} --prompt ...")
 
 
 @app.command("eval", no_args_is_help=True)

@@ -12,34 +12,35 @@ import ctypes
 import threading
 import warnings
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from cyberslm.errors import CyberSLMError
+from cyberslm.generation.config import DecodingConfig
 from cyberslm.generation.native.build import BuildError, build_library, find_compiler, kept_library
 from cyberslm.generation.native.mirror import NativeStep, why_not
 from cyberslm.model.cache import KVCache
 from cyberslm.model.model import CyberSLM
-
-Fast = Literal["auto", "on", "off"]
+from cyberslm.model.quantised import set_precision
 
 HANDFUL = 16
 """Steps of the plain network before a library is built in the background."""
 
 
-def accelerate(model: CyberSLM, fast: Fast = "auto", *, threads: int | None = None) -> None:
-    """Let ``model.next_logits`` use the compiled step, with torch's number of threads unless told otherwise.
+def prepare(model: CyberSLM, config: DecodingConfig, *, threads: int | None = None) -> None:
+    """Make ``model`` decode as ``config`` says, with torch's number of threads unless told otherwise.
 
-    ``auto`` uses a kept library or builds one in the background; ``on`` waits for it, and raises `BuildError` or
-    `ConfigError` where there can't be one. Weights may be changed in place afterwards, but not replaced.
+    ``fast: on`` waits for the step, and raises `BuildError` or `ConfigError` where there can't be one. Afterwards
+    matrices may be changed in place, but not replaced.
     """
     model.use_step(None)
-    if fast == "off" or (fast == "auto" and why_not(model) is not None):
+    if config.precision != "auto":
+        set_precision(model, config.precision)
+    if config.fast == "off" or (config.fast == "auto" and why_not(model) is not None):
         return
     step = _Pending(model, torch.get_num_threads() if threads is None else threads)
-    if fast == "on":
+    if config.fast == "on":
         step.build()
     model.use_step(step)
 

@@ -10,7 +10,7 @@ group in the low four bits, the second half in the high ones.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,13 @@ from torch.nn import functional as F
 
 from cyberslm.errors import ConfigError
 
+if TYPE_CHECKING:
+    from cyberslm.model.model import CyberSLM
+
 Packing = Literal["int8", "int4"]
 PACKINGS: tuple[Packing, ...] = get_args(Packing)
+Precision = Literal["fp32", "bf16", "int8", "int4"]
+"""What matrices are kept in. bf16 networks also compute in bf16, the others in fp32."""
 GROUP = 32
 """Numbers of an int4 row that share a scale."""
 
@@ -131,3 +136,26 @@ def pack_matrices(model: nn.Module, packing: Packing) -> None:
         bias = cast("nn.Parameter | None", getattr(child, "bias", None))
         new = PackedLinear(packed, bias) if isinstance(child, nn.Linear) else PackedEmbedding(packed)
         setattr(parent, name, new.train(child.training))
+
+
+def precision_of(model: CyberSLM) -> Precision:
+    """What its matrices are kept in."""
+    stored = model.embed_tokens.weight.dtype
+    if stored in (torch.int8, torch.uint8):
+        return "int8" if stored == torch.int8 else "int4"
+    return "bf16" if stored == torch.bfloat16 else "fp32"
+
+
+def set_precision(model: CyberSLM, precision: Precision) -> None:
+    """Round the matrices to ``precision``, in place. Raises `ConfigError` where they hold fewer bits already."""
+    held = precision_of(model)
+    if precision == held:
+        return
+    if held != "fp32":
+        raise ConfigError(
+            f"the model is kept in {held} and can't be turned to {precision}: open the folder it was made from"
+        )
+    if precision == "bf16":
+        model.to(torch.bfloat16)
+    else:
+        pack_matrices(model, cast(Packing, precision))

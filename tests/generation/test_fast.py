@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from cyberslm.decoding.loop import complete
 from cyberslm.decoding.sampling import SamplingParams
-from cyberslm.errors import ConfigError
-
-from cyberslm.generation.fast import accelerate
+from cyberslm.generation.config import DecodingConfig
+from cyberslm.generation.fast import prepare
 from cyberslm.generation.native import build
 from cyberslm.generation.native.build import BuildError, find_compiler
 from cyberslm.model.config import CyberSLMConfig, RopeScaling
@@ -22,6 +21,7 @@ from cyberslm.model.model import CyberSLM
 from cyberslm.model.quantised import pack_matrices
 
 SIZES = {"vocab_size": 100, "hidden_dim": 64, "num_layers": 2, "num_heads": 4, "ffn_hidden_dim": 96, "max_seq_len": 64}
+ON = DecodingConfig(fast="on")
 VARIANTS = {
     "reference": {},
     "grouped heads, qk norm": {"num_kv_heads": 2, "qk_norm": True},
@@ -82,7 +82,7 @@ def test_equals_the_plain_network(name: str, rows: int) -> None:
     model = network(**VARIANTS[name])
     texts = prompts(*(1 + row % 9 for row in range(rows)))
     plain = logits_of(model, texts, 12)
-    accelerate(model, "on", threads=2)
+    prepare(model, ON, threads=2)
     assert torch.allclose(logits_of(model, texts, 12), plain, rtol=1e-5, atol=2e-5)
 
 
@@ -93,7 +93,7 @@ def test_packed_equals_the_packed_plain_network(packing: str, rows: int) -> None
     pack_matrices(model, packing)
     texts = prompts(*([4] * rows))
     plain = logits_of(model, texts, 6)
-    accelerate(model, "on", threads=1)
+    prepare(model, ON, threads=1)
     assert torch.allclose(logits_of(model, texts, 6), plain, rtol=1e-5, atol=2e-5)
 
 
@@ -102,7 +102,7 @@ def test_bf16_is_the_fp32_network_of_the_rounded_weights(rows: int) -> None:
     """Within what the cache's bf16 rounds; torch's own bf16 arithmetic is ten times further away."""
     model, wide = network().bfloat16(), network()
     wide.load_state_dict({name: t.float() for name, t in model.state_dict().items()})
-    accelerate(model, "on", threads=1)
+    prepare(model, ON, threads=1)
     texts = prompts(*([1] * rows))
     assert torch.allclose(logits_of(model, texts, 6), logits_of(wide, texts, 6), rtol=0.02, atol=0.02)
 
@@ -114,5 +114,5 @@ def test_greedy_ids_are_the_plain_ones(lengths: list[int], budget: int) -> None:
     model, texts = network(), prompts(*lengths)
     params = [SamplingParams(max_new_tokens=1 + (budget + row) % 20) for row in range(len(texts))]
     plain = complete(model, texts, params, stop_ids=frozenset({3}))
-    accelerate(model, "on", threads=1)
+    prepare(model, ON, threads=1)
     assert complete(model, texts, params, stop_ids=frozenset({3})) == plain
