@@ -14,7 +14,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,12 +22,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from cyberslm import files
-from cyberslm.checkpoint.hf import config_from_json, disk_name, generation_config, hf_config
+from cyberslm.checkpoint.hf import config_from_json, disk_name, generation_config, hf_config, precision_from_json
 from cyberslm.checkpoint.tensors import Kind
 from cyberslm.checkpoint.tensors import write_tensors as stream_tensors
-from cyberslm.errors import IntegrityError
+from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.model import CyberSLM
+from cyberslm.model.quantised import Precision, precision_of, set_precision
 from cyberslm.text.hf import JSON_FILE
 from cyberslm.text.hfjson import cuts_like_qwen2
 from cyberslm.text.tokenizer import Tokenizer, load_tokenizer
@@ -39,6 +40,7 @@ KIND = "cyberslm-model"
 CHAT_TEMPLATE = "chat_template.jinja"
 GENERATION = "generation_config.json"
 JSON_LIMIT = 1 << 20
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.int8: "I8", torch.uint8: "U8"}
 
 
 class Extras(NamedTuple):
@@ -64,6 +66,8 @@ class ModelParts(NamedTuple):
     tensor: Callable[[str], Tensor]
     tokenizer: Tokenizer
     extras: Extras = Extras()
+    precision: Precision = "fp32"
+    """That of the tensors: `cyberslm.model.quantised`."""
 
 
 class TrainingFiles(NamedTuple):
@@ -85,8 +89,9 @@ def save_model(
 
     Raises `StorageError` when it can't be written, `IntegrityError` when a weight is not finite; what was there stays.
     """
-    weights = dict(model.named_parameters())
-    save_parts(target, ModelParts(model.config, weights.__getitem__, tokenizer, extras), fields, training)
+    tensors = model.state_dict()
+    precision = precision_of(model)
+    save_parts(target, ModelParts(model.config, tensors.__getitem__, tokenizer, extras, precision), fields, training)
 
 
 def save_parts(
@@ -94,8 +99,9 @@ def save_parts(
 ) -> None:
     """`save_model` of a model that is read while it is written."""
     model = CyberSLM(parts.config, device="meta")
-    kinds = {disk_name(name): Kind(torch.float32, tuple(p.shape)) for name, p in model.named_parameters()}
-    own_name = {disk_name(name): name for name, _ in model.named_parameters()}
+    set_precision(model, parts.precision)
+    kinds = {disk_name(name): Kind.of(tensor) for name, tensor in model.state_dict().items()}
+    own_name = {disk_name(name): name for name in model.state_dict()}
 
     def finite(name: str) -> Tensor:
         weight = parts.tensor(own_name[name]).detach()
@@ -107,7 +113,7 @@ def save_parts(
         parts.tokenizer.save(staging)
         listed = staging / JSON_FILE
         words = listed.exists() and cuts_like_qwen2(listed.read_bytes())
-        write_json(staging / "config.json", hf_config(parts.config, qwen2_words=words))
+        write_json(staging / "config.json", hf_config(parts.config, parts.precision, qwen2_words=words))
         write_json(staging / GENERATION, generation_config(parts.config, parts.extras.stop_ids))
         stream_tensors(staging / WEIGHTS, kinds, finite)
         if parts.extras.chat_template is not None:
@@ -119,18 +125,27 @@ def save_parts(
     files.publish(target, fill, replace=True)
 
 
-def load_model(folder: Path | str, *, device: torch.device | str = "cpu") -> ModelFolder:
+def load_model(
+    folder: Path | str, *, device: torch.device | str = "cpu", reduced: Literal["refuse", "take"] = "refuse"
+) -> ModelFolder:
     """Open a model folder, checking every file's SHA-256 first.
 
-    Raises `IntegrityError` naming the file that is missing, damaged or doesn't fit, and what is wrong with it.
+    A folder in fewer bits than fp32 has lost what training and export need: unless ``reduced`` is "take", `ConfigError`
+    says so. Raises `IntegrityError` naming the file that is missing, damaged or doesn't fit, and what is wrong with it.
     """
     path = Path(folder)
     manifest = verify_model(path)
-    config = read_config(path)
+    where, written = str(path / "config.json"), read_json(path / "config.json")
+    config, precision = config_from_json(written, where=where), precision_from_json(written, where=where)
+    if precision != "fp32" and reduced == "refuse":
+        raise ConfigError(
+            f"{path} is kept in {precision}, for use only: train, merge or export the folder that it was made from"
+            + (f", {manifest['source']}" if isinstance(manifest.get("source"), str) else "")
+        )
     try:
         with safe_open(path / WEIGHTS, framework="pt", device=str(torch.device(device))) as archive:
-            model = _model_of(config, archive, path / WEIGHTS)
-            weights = {name: archive.get_tensor(disk_name(name)) for name, _ in model.named_parameters()}
+            model = _model_of(config, precision, archive, path / WEIGHTS)
+            weights = {name: archive.get_tensor(disk_name(name)) for name in model.state_dict()}
     except (SafetensorError, OSError) as error:
         raise IntegrityError(f"{path / WEIGHTS} can't be read: {error}") from error
     model.load_state_dict(weights, strict=True, assign=True)
@@ -202,21 +217,27 @@ def read_text(path: Path) -> str:
         raise IntegrityError(f"{path} can't be read: {error}") from error
 
 
-def _model_of(config: CyberSLMConfig, archive: safe_open, path: Path) -> CyberSLM:
+def _tensors(model: CyberSLM) -> dict[str, Tensor]:
+    """What is saved of a model, by its name on disk."""
+    return {disk_name(name): tensor.detach() for name, tensor in model.state_dict().items()}
+
+
+def _model_of(config: CyberSLMConfig, precision: Precision, archive: safe_open, path: Path) -> CyberSLM:
     """The network of ``config`` without weights, after its header has shown that the file holds exactly those."""
     headers = {name: archive.get_slice(name) for name in archive.keys()}  # noqa: SIM118 (not a mapping)
     held = sum(math.prod(header.get_shape()) for header in headers.values())
-    if held != config.num_parameters:
+    if held < config.num_parameters // 2 or (precision == "fp32" and held != config.num_parameters):
         raise IntegrityError(f"{path} holds {held:,} parameters, config.json asks for {config.num_parameters:,}")
-    if wrong := sorted({header.get_dtype() for header in headers.values()} - {"F32"}):
-        raise IntegrityError(f"{path} holds tensors of type {wrong[0]}, not F32")
     model = CyberSLM(config, device="meta")
-    wanted = {disk_name(name): list(parameter.shape) for name, parameter in model.named_parameters()}
+    set_precision(model, precision)
+    wanted = _tensors(model)
     if odd := sorted(set(headers) ^ set(wanted)):
         raise IntegrityError(f"{path}: tensor {odd[0]} is {'missing' if odd[0] in wanted else 'unknown'}")
-    for name, shape in wanted.items():
-        if (found := headers[name].get_shape()) != shape:
-            raise IntegrityError(f"{path}: tensor {name} has shape {found}, config.json asks for {shape}")
+    for name, tensor in wanted.items():
+        if (found := headers[name].get_dtype()) != DTYPES[tensor.dtype]:
+            raise IntegrityError(f"{path} holds tensors of type {found}, not {DTYPES[tensor.dtype]}")
+        if (shape := headers[name].get_shape()) != list(tensor.shape):
+            raise IntegrityError(f"{path}: tensor {name} has shape {shape}, config.json asks for {list(tensor.shape)}")
     return model
 
 

@@ -8,11 +8,12 @@ same names in all. Our own settings sit beside them under ``cyberslm``, which is
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from cyberslm.config import parse, to_mapping
 from cyberslm.errors import IntegrityError
 from cyberslm.model.config import CyberSLMConfig, RopeScaling
+from cyberslm.model.quantised import Precision
 
 PREFIX = "model."
 HEAD = "lm_head."
@@ -80,15 +81,16 @@ def _window_misfits(config: CyberSLMConfig) -> Iterator[str]:
         yield "sliding_window beside biases, which theirs with a window have not"
 
 
-def hf_config(config: CyberSLMConfig, *, qwen2_words: bool = True) -> dict[str, object]:
-    """The content of ``config.json``.
+def hf_config(config: CyberSLMConfig, precision: Precision = "fp32", *, qwen2_words: bool = True) -> dict[str, object]:
+    """The content of ``config.json``. Only what is kept in fp32 is a model that Hugging Face tools know.
 
     transformers 5 cuts text in Qwen2's way under that name, whatever tokenizer.json says. So a network like Qwen2's has
     the name only where its tokenizer cuts so (``qwen2_words``), and else none.
     """
-    kind = family(config)
+    kind = family(config) if precision == "fp32" else None
     if kind == "qwen2" and not qwen2_words:
         kind = None
+    kept = {} if precision == "fp32" else {"precision": precision}
     scaling = config.rope_scaling
     trained = scaling.original_max_seq_len if scaling is not None and scaling.type == "dynamic" else None
     return {
@@ -118,7 +120,7 @@ def hf_config(config: CyberSLMConfig, *, qwen2_words: bool = True) -> dict[str, 
         "torch_dtype": "float32",
         "dtype": "float32",
         "use_cache": True,
-        "cyberslm": {"format": FORMAT, **to_mapping(config)},
+        "cyberslm": {"format": FORMAT, **kept, **to_mapping(config)},
     }
 
 
@@ -164,7 +166,22 @@ def generation_config(config: CyberSLMConfig, stop_ids: Sequence[int] = ()) -> d
 
 def config_from_json(value: object, *, where: str) -> CyberSLMConfig:
     """Read ``config.json`` back. Raises `IntegrityError` unless CyberSLM wrote it, `ConfigError` for a bad value."""
+    own = _own_section(value, where)
+    return parse(
+        {key: item for key, item in own.items() if key not in ("format", "precision")}, CyberSLMConfig, where=where
+    )
+
+
+def precision_from_json(value: object, *, where: str) -> Precision:
+    """What ``config.json`` says that the matrices are kept in; errors as in `config_from_json`."""
+    precision = _own_section(value, where).get("precision", "fp32")
+    if precision not in get_args(Precision):
+        raise IntegrityError(f"{where}: precision is one of {', '.join(get_args(Precision))}, not {precision!r}")
+    return cast(Precision, precision)
+
+
+def _own_section(value: object, where: str) -> dict:
     own = value.get("cyberslm") if isinstance(value, dict) else None
     if not isinstance(own, dict) or own.get("format") != FORMAT:
         raise IntegrityError(f"{where}: not written by CyberSLM (no 'cyberslm' section of format {FORMAT})")
-    return parse({key: item for key, item in own.items() if key != "format"}, CyberSLMConfig, where=where)
+    return own

@@ -115,6 +115,7 @@ def train(
 
 
 app.command(no_args_is_help=True)(use.generate)
+app.command(no_args_is_help=True)(use.quantize)
 
 
 @app.command("eval", no_args_is_help=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -11,6 +11,9 @@ Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's config
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings that replace the file's.")]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, or a run folder.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Precision = Literal["auto", "fp32", "bf16", "int8", "int4"]
+Reduced = Literal["bf16", "int8", "int4"]
+Fast = Literal["auto", "on", "off"]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text: one object a line.")]
 

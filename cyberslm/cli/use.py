@@ -1,4 +1,4 @@
-"""Verbs that use a finished model: ``generate``."""
+"""Verbs that use a finished model, ``generate``, or make it smaller for that, ``quantize``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cyberslm.cli import constraints
-from cyberslm.cli.options import AsJson, Device, Model, say
+from cyberslm.cli.options import AsJson, Device, Fast, Model, Precision, Reduced, say
 from cyberslm.errors import GenerationError
 
 if TYPE_CHECKING:
@@ -98,6 +98,8 @@ def generate(
     allow: constraints.Allow = None,
     as_json: AsJson = False,
     device: Device = "auto",
+    precision: Annotated[Precision, typer.Option(help="Bits of the weights; auto = as they are kept.")] = "auto",
+    fast: Annotated[Fast, typer.Option(help="The compiled step: auto, on (wait for it) or off.")] = "auto",
 ) -> None:
     """Continue a prompt.
 
@@ -122,7 +124,7 @@ def generate(
     params = SamplingParams(**{name: given[name] for name in SamplingParams.__dataclass_fields__})
     form = constraints.FormOptions(**{name: given[name] for name in constraints.FormOptions._fields})
     demands = form.demands(prompts)
-    engine = load(model, device=device)
+    engine = load(model, device=device, precision=precision, fast=fast)
     if (sys.stdout.isatty() if stream is None else stream) and not several and not as_json:
         events = engine.stream(prompts, params, demand=demands)
         _write(prompts[0])
@@ -135,6 +137,17 @@ def generate(
     for made in engine.generate(prompts, params, demand=demands):
         _write(json.dumps(_record(made), ensure_ascii=False) + "\n" if as_json else made.prompt + made.text + "\n")
         _notes(made.truncated, made.finish_reason)
+
+
+def quantize(
+    model: Model,
+    dest: Annotated[Path, typer.Argument(metavar="DEST", help="The new model folder.")],
+    precision: Annotated[Reduced, typer.Option(help="bf16, int8 or int4.")] = "int8",
+) -> None:
+    """Write a model folder in fewer bits: smaller and faster to use, no longer to be trained or exported."""
+    from cyberslm.recipes.use import quantize as write
+
+    say(f"next: cyberslm generate {write(model, dest, precision=precision)} --prompt ...")
 
 
 def _record(made: Completion) -> dict[str, object]:

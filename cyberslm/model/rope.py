@@ -120,13 +120,17 @@ class RotaryPositionEmbedding(nn.Module):
         ``lengths``, of a shape that broadcasts to that of ``positions``, counts the tokens of each one's sequence; it
         matters only for a scaling `by_length`.
         """
+        return Rotation.of(*self.half_angles(positions, lengths), interleaved=self.interleaved)
+
+    def half_angles(self, positions: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of each pair's angle, fp32 ``(..., key_dim / 2)``; arguments as in `lookup`."""
         if self.scaling is None or lengths is None or not self.by_length:
-            return Rotation.of(self.cos[positions], self.sin[positions], interleaved=self.interleaved)
+            return self.cos[positions], self.sin[positions]
         excess = (lengths / cast(int, self.scaling.original_max_seq_len)).double().clamp(min=1.0) - 1.0
         stretched = (1.0 + self.scaling.factor * excess) ** (self.head_dim / (self.head_dim - 2))
         bases = self.base * stretched.unsqueeze(-1)
         angles = positions.unsqueeze(-1) * bases ** -_exponents(self.head_dim, bases.device)
-        return Rotation.of(angles.cos().float(), angles.sin().float(), interleaved=self.interleaved)
+        return angles.cos().float(), angles.sin().float()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002 (torch's signature)
         kept = self.cos, self.sin

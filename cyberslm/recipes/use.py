@@ -1,31 +1,45 @@
-"""Open a finished model: the one way in for ``generate``, ``eval`` and Python users."""
+"""Open a finished model: the one way in for ``generate``, ``eval`` and Python users. Keep it in fewer bits."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
-from cyberslm.checkpoint.folder import load_model
+from cyberslm.checkpoint.folder import load_model, save_model
 from cyberslm.checkpoint.steps import newest
 from cyberslm.errors import ConfigError
 from cyberslm.generation.chat import Chat
+from cyberslm.generation.config import DecodingConfig
 from cyberslm.generation.engine import Engine
+from cyberslm.generation.fast import prepare
+from cyberslm.model.quantised import set_precision
 from cyberslm.recipes.machine import pick_device
 from cyberslm.text.chat import renderer_for
 
 
-def load(path: Path | str, *, device: str = "auto") -> Engine:
+def load(
+    path: Path | str,
+    *,
+    device: str = "auto",
+    precision: Literal["auto", "fp32", "bf16", "int8", "int4"] = "auto",
+    fast: Literal["auto", "on", "off"] = "auto",
+) -> Engine:
     """Open a model folder, or the model of a run folder (its ``final/``, else its newest checkpoint).
 
-    Every file is checked against the manifest's SHA-256 first; `IntegrityError` names one that is damaged.
+    ``precision`` and ``fast`` are those of `DecodingConfig`. Every file is checked against the manifest first:
+    `IntegrityError` names one that is damaged.
     """
+    config = DecodingConfig(precision=precision, fast=fast)
     folder = find_model(Path(path))
-    found = load_model(folder, device=pick_device(device))
+    found = load_model(folder, device=pick_device(device), reduced="take")
+    prepare(found.model, config)
     return Engine(found.model, found.tokenizer)
 
 
 def open_chat(path: Path | str, *, device: str = "auto", system: str | None = None) -> tuple[Chat, str | None]:
     """A conversation with the model of a folder, by its own chat template; and what speaks against it, if anything."""
-    found = load_model(find_model(Path(path)), device=pick_device(device))
+    found = load_model(find_model(Path(path)), device=pick_device(device), reduced="take")
+    prepare(found.model, DecodingConfig())
     renderer = renderer_for(found.tokenizer, template=found.extras.chat_template)
     doubt = None
     if found.extras.chat_template is None:
@@ -48,3 +62,18 @@ def find_model(path: Path) -> Path:
     if step is None:
         raise ConfigError(f"{path} holds no model: no config.json, no final/ and no whole checkpoint")
     return step.path
+
+
+def quantize(path: Path | str, target: Path | str, *, precision: Literal["bf16", "int8", "int4"] = "int8") -> Path:
+    """Write a model folder like ``path`` in fewer bits, for use: `load` opens it, training and export refuse it.
+
+    Raises `ConfigError` where a width doesn't fit or ``path`` is in fewer bits already; other errors as in `load`.
+    """
+    folder = find_model(Path(path))
+    found = load_model(folder)
+    set_precision(found.model, precision)
+    kept = {
+        key: value for key, value in found.manifest.items() if key not in ("files", "self", "kind", "tokenizer_sha256")
+    }
+    save_model(Path(target), found.model, found.tokenizer, {**kept, "source": str(folder), "precision": precision})
+    return Path(target)

@@ -1,0 +1,129 @@
+"""The library of `step.cpp`: compiled once for a machine, kept in the user's own cache, checked before it is loaded.
+
+It is one for all networks, so that what names it is the source, the compiler with its options, and the processor. It
+lies in a published folder (`cyberslm.files`) that only the user can write to. Whatever is wrong with a kept one, it is
+made again; where it can't be made, the reason is a `BuildError` and everything works without it, only slower.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+from cyberslm import files
+from cyberslm.errors import CyberSLMError, IntegrityError
+
+SOURCE = Path(__file__).with_name("step.cpp")
+LIBRARY = "step.so"
+KIND = "cyberslm-native"
+OPTIONS = (
+    "-O3",
+    "-march=native",
+    "-std=c++17",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-shared",
+    "-fPIC",
+)
+LONGEST = 600  # seconds of compiling
+
+
+class BuildError(CyberSLMError):
+    """The library can't be made here."""
+
+
+def cache_folder() -> Path:
+    """Where libraries are kept: ``CYBERSLM_CACHE``, else ``cyberslm`` in the user's cache folder."""
+    if own := os.environ.get("CYBERSLM_CACHE"):
+        return Path(own) / "native"
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "cyberslm" / "native"
+
+
+def find_compiler() -> Path:
+    """``CXX``, else c++, g++ or clang++. Raises `BuildError` when there is none."""
+    for name in filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++")):
+        if (found := shutil.which(name)) is not None:
+            return Path(found).resolve()
+    raise BuildError("no C++ compiler was found: install g++ or clang++, or name one in CXX")
+
+
+def kept_library(compiler: Path) -> ctypes.CDLL | None:
+    """The library made by an earlier process, if it is there, whole, and nobody else could have written it."""
+    folder = cache_folder() / _key(compiler)
+    try:
+        if not _is_private(folder) or files.verify(folder).get("kind") != KIND:
+            return None
+        return _loaded(folder)
+    except (IntegrityError, OSError):
+        return None
+
+
+def build_library(compiler: Path) -> ctypes.CDLL:
+    """Compile, keep and load it. Raises `BuildError` with the compiler's first complaint, `StorageError`."""
+    folder = cache_folder() / _key(compiler)
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def fill(staging: Path) -> dict[str, object]:
+        command = [str(compiler), *OPTIONS, str(SOURCE), "-o", str(staging / LIBRARY)]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", timeout=LONGEST, check=False, cwd=staging
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise BuildError(f"{compiler.name} could not be run: {error}") from error
+        if done.returncode:
+            complaint = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
+            raise BuildError(f"{compiler.name} could not compile the decoding step: {complaint}")
+        return {"kind": KIND, "compiler": str(compiler), "options": list(OPTIONS)}
+
+    files.publish(folder, fill, replace=True)
+    folder.chmod(0o700)
+    try:
+        return _loaded(folder)
+    except OSError as error:
+        raise BuildError(f"the compiled decoding step can't be loaded: {error}") from error
+
+
+def _loaded(folder: Path) -> ctypes.CDLL:
+    import torch  # noqa: F401 (whose OpenMP the library then shares)
+
+    library = ctypes.CDLL(str(folder / LIBRARY))
+    library.decode_step.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.decode_step.restype = None
+    library.scratch_floats.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+    library.scratch_floats.restype = ctypes.c_int64
+    return library
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether the folders down to the library and it belong to the user, and no one else may write there."""
+    for path in (folder.parent, folder, folder / LIBRARY):
+        status = path.lstat()
+        if status.st_uid != os.getuid() or status.st_mode & 0o022 or stat.S_ISLNK(status.st_mode):
+            return False
+    return True
+
+
+def _key(compiler: Path) -> str:
+    """Names the library by everything that decides what it is."""
+    found = compiler.stat()
+    parts = (SOURCE.read_text(encoding="utf-8"), compiler, found.st_size, found.st_mtime_ns, OPTIONS, _processor())
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:32]
+
+
+def _processor() -> str:
+    """Model and instruction sets, which ``-march=native`` compiles for."""
+    wanted = ("model name", "flags", "Features", "CPU part")
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
+    except OSError:
+        return platform.machine() + platform.processor()
+    return platform.machine() + "".join(line for line in lines if line.startswith(wanted))

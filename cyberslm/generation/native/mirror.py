@@ -1,0 +1,222 @@
+"""The structures of `step.cpp` and how a network fills them.
+
+Weights are moved once into one stretch of huge pages, in the order in which a step reads them; the network's own
+tensors become views of it, so that they are held once. Reading them is nearly all of a step's time, and twice as fast
+there as from pages of 4 KiB. Nothing is copied afterwards: a weight that is changed in place is changed for both.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cyberslm.errors import ConfigError
+from cyberslm.model.cache import KVCache
+from cyberslm.model.config import CyberSLMConfig
+from cyberslm.model.ffn import ACTIVATIONS
+from cyberslm.model.model import CyberSLM
+from cyberslm.model.norm import LayerNorm
+from cyberslm.model.quantised import PackedEmbedding, PackedLinear
+
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
+HUGE_PAGE = 2 << 20
+
+_Pointer, _Int, _Real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+
+
+class _Matrix(ctypes.Structure):
+    _fields_ = [(name, _Pointer) for name in ("weight", "scales", "bias")] + [
+        (name, _Int) for name in ("rows", "columns", "kind")
+    ]
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = [("weight", _Pointer), ("bias", _Pointer), ("eps", _Real), ("layer", _Int)]
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        *((name, _Norm) for name in ("before_attention", "before_mlp", "q_norm", "k_norm")),
+        *((name, _Matrix) for name in ("q", "k", "v", "o", "gate", "up", "down")),
+        ("window", _Int),
+    ]
+
+
+_SIZES = (
+    *("num_layers", "hidden", "heads", "kv_heads", "key_size", "head_size", "inner"),
+    *("activation", "interleaved", "threads"),
+)
+
+
+class _Network(ctypes.Structure):
+    _fields_ = [
+        ("layers", _Pointer),
+        ("embedding", _Matrix),
+        ("head", _Matrix),
+        ("norm", _Norm),
+        *((name, _Int) for name in _SIZES),
+        ("scale", _Real),
+        ("softcap", _Real),
+    ]
+
+
+class _Step(ctypes.Structure):
+    _fields_ = [
+        *((name, _Pointer) for name in ("tokens", "lengths", "angles", "cos", "sin", "caches", "logits", "scratch")),
+        *((name, _Int) for name in ("rows", "room", "cache_kind")),
+    ]
+
+
+class NativeStep:
+    """One-token steps of ``model``, by the library. Raises `ConfigError` for a network that it can't run."""
+
+    def __init__(self, model: CyberSLM, library: ctypes.CDLL, *, threads: int) -> None:
+        if (reason := why_not(model)) is not None:
+            raise ConfigError(f"the compiled decoding step can't run this network: {reason}")
+        self._library, self._rope, self._config = library, model.rope, model.config
+        _move_to_huge_pages(model)
+        self._kept: list[object] = []
+        self._layers = (_Layer * model.config.num_layers)(*(self._layer(block) for block in model.layers))
+        embedding = self._matrix(model.embed_tokens)
+        self._network = _Network(
+            ctypes.addressof(self._layers),
+            embedding,
+            embedding if model.lm_head is None else self._matrix(model.lm_head),
+            self._norm(model.norm),
+            *_sizes(model.config, threads),
+            model.config.score_scale,
+            model.config.logit_softcap or 0.0,
+        )
+        self._scratch_for: tuple[int, int] | None = None
+        self._scratch = torch.empty(0)
+        self._one_at_a_time = threading.Lock()
+
+    def __call__(self, tokens_B: Tensor, cache: KVCache) -> Tensor:
+        """Logits ``(B, V)``, fp32, after one more token ``(B,)`` of each row, which is added to the cache.
+
+        Ids must have been checked. Raises `InputError` for a full cache.
+        """
+        rows = tokens_B.shape[0]
+        added = [1] * rows
+        longest = cache.admit(added)
+        self._rope.require(longest - 1)
+        cache.reserve(longest)
+        held = [t for layer in cache.layers for t in (layer.keys, layer.values)]
+        caches = (_Pointer * len(held))(*(t.data_ptr() for t in held))
+        lengths = torch.tensor(cache.lengths)
+        tokens = tokens_B.to(torch.int64).contiguous()
+        angles, cos, sin = self._angles(lengths, cache)
+        logits = torch.empty(rows, self._config.vocab_size)
+        room = held[0].shape[2]
+        with self._one_at_a_time:
+            step = _Step(
+                *(t.data_ptr() for t in (tokens, lengths, angles, cos, sin)),
+                ctypes.addressof(caches),
+                logits.data_ptr(),
+                self._scratch_of(rows, room).data_ptr(),
+                *(rows, room, KINDS[held[0].dtype]),
+            )
+            self._library.decode_step(ctypes.addressof(self._network), ctypes.addressof(step))
+        cache.advance(added, 1)
+        return logits
+
+    def takes(self, cache: KVCache) -> bool:
+        """Whether the step can read and write this cache."""
+        return cache.fits(self._config) and all(
+            t.dtype in (torch.float32, torch.bfloat16) and t.is_contiguous() and not t.is_inference()
+            for t in (cache.layers[0].keys, cache.layers[0].values)
+        )
+
+    def _angles(self, lengths: Tensor, cache: KVCache) -> tuple[Tensor, Tensor, Tensor]:
+        """Each row's place in a table of cosines and sines ``(.., key_dim / 2)``, and the two tables."""
+        if not self._rope.by_length:
+            return lengths, self._rope.cos, self._rope.sin
+        return torch.arange(len(lengths)), *self._rope.half_angles(lengths, torch.tensor(cache.capacities))
+
+    def _scratch_of(self, rows: int, room: int) -> Tensor:
+        if self._scratch_for != (rows, room):
+            floats = self._library.scratch_floats(ctypes.addressof(self._network), rows, room)
+            self._scratch_for, self._scratch = (rows, room), torch.zeros(floats)
+        return self._scratch
+
+    def _layer(self, block: Any) -> _Layer:
+        attention, mlp = block.self_attn, block.mlp
+        norms = block.input_layernorm, block.post_attention_layernorm, attention.q_norm, attention.k_norm
+        matrices = *attention.projections(), mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        return _Layer(*map(self._norm, norms), *map(self._matrix, matrices), attention.window or 0)
+
+    def _matrix(self, module: Any) -> _Matrix:
+        if module is None:
+            return _Matrix()
+        weight, scales, bias = module.weight, getattr(module, "scales", None), getattr(module, "bias", None)
+        columns = weight.shape[1] * (2 if weight.dtype == torch.uint8 else 1)
+        pointers = weight.data_ptr(), self._pointer(scales), self._pointer(bias)
+        self._kept.append(weight)
+        return _Matrix(*pointers, weight.shape[0], columns, KINDS[weight.dtype])
+
+    def _norm(self, module: Any) -> _Norm:
+        if module is None:
+            return _Norm()
+        bias = self._pointer(getattr(module, "bias", None))
+        return _Norm(self._pointer(module.weight), bias, module.eps, isinstance(module, LayerNorm))
+
+    def _pointer(self, vector: Tensor | None) -> int | None:
+        """Of a vector in fp32, which is kept."""
+        if vector is None:
+            return None
+        self._kept.append(vector.detach().float().contiguous())
+        return self._kept[-1].data_ptr()  # type: ignore[attr-defined]
+
+
+def why_not(model: CyberSLM) -> str | None:
+    """Why the library can't run ``model``; None if it can."""
+    if model.device.type != "cpu":
+        return f"it is on {model.device}, not on the CPU"
+    for module in _matrices(model):
+        if type(module) not in (nn.Linear, nn.Embedding, PackedLinear, PackedEmbedding):
+            return f"a layer of type {type(module).__name__} is not a plain matrix (merge adapters first)"
+        if module.weight.dtype not in KINDS:
+            return f"its weights are {module.weight.dtype}"
+    return None
+
+
+def _matrices(model: CyberSLM) -> Iterator[Any]:
+    """In the order in which a step reads them."""
+    block: Any
+    for block in model.layers:
+        yield from block.self_attn.projections()
+        yield from (m for m in (block.mlp.up_proj, block.mlp.gate_proj, block.mlp.down_proj) if m is not None)
+    yield model.embed_tokens
+    if model.lm_head is not None:
+        yield model.lm_head
+
+
+def _move_to_huge_pages(model: CyberSLM) -> None:
+    tensors = [module.weight.detach() for module in _matrices(model)]
+    sizes = [-(-t.numel() * t.element_size() // 64) * 64 for t in tensors]
+    stretch = mmap.mmap(-1, sum(sizes) + 2 * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        stretch.madvise(mmap.MADV_HUGEPAGE)
+    room = torch.frombuffer(stretch, dtype=torch.uint8)
+    at = -room.data_ptr() % HUGE_PAGE
+    for module, tensor, size in zip(_matrices(model), tensors, sizes, strict=True):
+        view = room[at : at + tensor.numel() * tensor.element_size()].view(tensor.dtype).view(tensor.shape)
+        view.copy_(tensor)
+        if isinstance(module.weight, nn.Parameter):
+            module.weight.data = view
+        else:
+            module.weight = view
+        at += size
+
+
+def _sizes(config: CyberSLMConfig, threads: int) -> tuple[int, ...]:
+    heads = config.num_heads, config.kv_heads, config.key_size, config.head_size
+    activation = list(ACTIVATIONS).index(config.activation)
+    interleaved = config.rope_layout == "interleaved"
+    return config.num_layers, config.hidden_dim, *heads, config.ffn_hidden_dim, activation, interleaved, threads

@@ -1,0 +1,161 @@
+"""Matrices in few bits: int8 with a scale a row, int4 with a scale for each 32 numbers of a row; symmetric, no offset.
+
+    int8   w = q s     q in -127 .. 127   s = max|row| / 127
+    int4   w = q s     q in -7 .. 7       s = max|group| / 7
+
+Only matrices are packed: embedding, projections and head. What computes with them widens them first, so that a packed
+network is exactly the plain one with the widened weights. Two int4 numbers share a byte, as q + 8: the first half of a
+group in the low four bits, the second half in the high ones.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cyberslm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cyberslm.model.model import CyberSLM
+
+Packing = Literal["int8", "int4"]
+PACKINGS: tuple[Packing, ...] = get_args(Packing)
+Precision = Literal["fp32", "bf16", "int8", "int4"]
+"""What matrices are kept in. bf16 networks also compute in bf16, the others in fp32."""
+GROUP = 32
+"""Numbers of an int4 row that share a scale."""
+
+
+class Packed(NamedTuple):
+    """A matrix ``(rows, columns)`` in few bits."""
+
+    weight: Tensor
+    """int8 ``(rows, columns)``, or for int4 uint8 ``(rows, columns / 2)``."""
+    scales: Tensor
+    """fp32 ``(rows,)``, or for int4 ``(rows, columns / 32)``."""
+
+
+def packed_shapes(packing: Packing, rows: int, columns: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of a `Packed`. Raises `ConfigError` where int4 groups don't divide a row."""
+    if packing == "int8":
+        return (rows, columns), (rows,)
+    if columns % GROUP:
+        raise ConfigError(f"int4 needs rows that are a multiple of {GROUP} wide, not {columns}: use int8")
+    return (rows, columns // 2), (rows, columns // GROUP)
+
+
+def pack(weight: Tensor, packing: Packing) -> Packed:
+    """Round a matrix to the nearest numbers that ``packing`` has."""
+    packed_shapes(packing, *weight.shape)
+    wide = weight.detach().float()
+    if packing == "int8":
+        scales = _scales(wide, 127)
+        return Packed((wide / scales.unsqueeze(-1)).round_().to(torch.int8), scales)
+    groups = wide.unflatten(-1, (-1, GROUP))
+    scales = _scales(groups, 7)
+    low, high = ((groups / scales.unsqueeze(-1)).round_() + 8).to(torch.uint8).chunk(2, dim=-1)
+    return Packed((low | high << 4).flatten(-2), scales)
+
+
+def _scales(numbers: Tensor, steps: int) -> Tensor:
+    return (numbers.abs().amax(-1) / steps).clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def unpack(packed: Packed, rows: Tensor | None = None) -> Tensor:
+    """The matrix in fp32; of the given ``rows`` only, in any shape, ``(..., columns)``."""
+    weight, scales = packed if rows is None else (packed.weight[rows], packed.scales[rows])
+    if weight.dtype == torch.int8:
+        return weight.float() * scales.unsqueeze(-1)
+    pairs = weight.unflatten(-1, (-1, GROUP // 2))
+    groups = torch.cat((pairs & 15, pairs >> 4), dim=-1).float() - 8.0
+    return (groups * scales.unsqueeze(-1)).flatten(-2)
+
+
+class _PackedModule(nn.Module):
+    weight: Tensor
+    scales: Tensor
+
+    def __init__(self, packed: Packed) -> None:
+        super().__init__()
+        self.register_buffer("weight", packed.weight)
+        self.register_buffer("scales", packed.scales)
+
+    @property
+    def packed(self) -> Packed:
+        return Packed(self.weight, self.scales)
+
+    def matrix(self) -> Tensor:
+        """All of it in fp32."""
+        return unpack(self.packed)
+
+    def _apply(self, fn, recurse: bool = True):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, FBT001, FBT002
+        """Moves go through; scales stay fp32 when the module is cast, as what is packed cannot be."""
+        scales = self.scales
+        super()._apply(fn, recurse)
+        if self.scales.dtype != torch.float32:
+            self.scales = scales.to(self.scales.device)
+        return self
+
+
+class PackedLinear(_PackedModule):
+    """`nn.Linear` whose matrix is packed."""
+
+    def __init__(self, packed: Packed, bias: nn.Parameter | None) -> None:
+        super().__init__(packed)
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.matrix().to(x.dtype), self.bias)
+
+
+class PackedEmbedding(_PackedModule):
+    """`nn.Embedding` whose rows are packed."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return unpack(self.packed, ids)
+
+
+def pack_matrices(model: nn.Module, packing: Packing) -> None:
+    """Replace every linear layer and embedding in ``model`` by its packed form, in place.
+
+    On the meta device only shapes are made. Raises `ConfigError` where a width doesn't fit, before anything changed.
+    """
+    found = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, nn.Linear | nn.Embedding)
+    ]
+    for _, _, child in found:
+        packed_shapes(packing, *child.weight.shape)
+    for parent, name, child in found:
+        packed = pack(child.weight, packing)
+        bias = cast("nn.Parameter | None", getattr(child, "bias", None))
+        new = PackedLinear(packed, bias) if isinstance(child, nn.Linear) else PackedEmbedding(packed)
+        setattr(parent, name, new.train(child.training))
+
+
+def precision_of(model: CyberSLM) -> Precision:
+    """What its matrices are kept in."""
+    stored = model.embed_tokens.weight.dtype
+    if stored in (torch.int8, torch.uint8):
+        return "int8" if stored == torch.int8 else "int4"
+    return "bf16" if stored == torch.bfloat16 else "fp32"
+
+
+def set_precision(model: CyberSLM, precision: Precision) -> None:
+    """Round the matrices to ``precision``, in place. Raises `ConfigError` where they hold fewer bits already."""
+    held = precision_of(model)
+    if precision == held:
+        return
+    if held != "fp32":
+        raise ConfigError(
+            f"the model is kept in {held} and can't be turned to {precision}: open the folder it was made from"
+        )
+    if precision == "bf16":
+        model.to(torch.bfloat16)
+    else:
+        pack_matrices(model, cast(Packing, precision))
