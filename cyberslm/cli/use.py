@@ -100,6 +100,12 @@ def generate(
     device: Device = "auto",
     precision: Annotated[Precision, typer.Option(help="Bits of the weights; auto = as they are kept.")] = "auto",
     fast: Annotated[Fast, typer.Option(help="The compiled step: auto, on (wait for it) or off.")] = "auto",
+    lookup: Annotated[
+        bool, typer.Option("--lookup", help="Same text in fewer passes where it repeats its prompt or itself.")
+    ] = False,
+    draft: Annotated[
+        Path | None, typer.Option(metavar="MODEL", help="A smaller model that drafts: same text in fewer passes.")
+    ] = None,
 ) -> None:
     """Continue a prompt.
 
@@ -124,7 +130,7 @@ def generate(
     params = SamplingParams(**{name: given[name] for name in SamplingParams.__dataclass_fields__})
     form = constraints.FormOptions(**{name: given[name] for name in constraints.FormOptions._fields})
     demands = form.demands(prompts)
-    engine = load(model, device=device, precision=precision, fast=fast)
+    engine = load(model, device=device, precision=precision, fast=fast, lookup=lookup, draft=draft)
     if (sys.stdout.isatty() if stream is None else stream) and not several and not as_json:
         events = engine.stream(prompts, params, demand=demands)
         _write(prompts[0])

@@ -174,7 +174,7 @@ class Speculation:
 
     def __post_init__(self) -> None:
         if self.lookup == (self.model is not None):
-            raise GenerationError("speculation needs lookup or a model, and not both")
+            raise GenerationError("drafts come from lookup or from a draft model: give one of them")
 
     def guesses(self, capacity: int) -> Guesses:
         """Those of a row of at most ``capacity`` tokens."""

@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 import torch
 
+from cyberslm.decoding.draft import Speculation
 from cyberslm.decoding.guide import Guide
+from cyberslm.decoding.prefixes import PrefixCache
 from cyberslm.decoding.request import FinishReason, Likelihood, fit
 from cyberslm.decoding.sampling import SamplingParams, with_settings
 from cyberslm.errors import GenerationError
@@ -52,15 +54,38 @@ class _Request(NamedTuple):
 
 
 class Engine:
-    """A model and its tokenizer, ready to continue text."""
+    """A model and its tokenizer, ready to continue text.
 
-    def __init__(self, model: CyberSLM, tokenizer: Tokenizer) -> None:
+    With ``speculation`` the same tokens come in fewer passes where drafts are right; with ``prefixes`` what a prompt
+    has in common with earlier ones is not read again. Raises `GenerationError` for parts that don't fit together.
+    """
+
+    def __init__(
+        self,
+        model: CyberSLM,
+        tokenizer: Tokenizer,
+        *,
+        speculation: Speculation | None = None,
+        prefixes: PrefixCache | None = None,
+    ) -> None:
         if tokenizer.vocab_size > model.config.vocab_size:
             raise GenerationError(
                 f"the tokenizer has {tokenizer.vocab_size} ids and the model {model.config.vocab_size} rows:"
                 " they don't belong together"
             )
+        if speculation is not None and speculation.model is not None:
+            theirs = speculation.model.vocab_size
+            if theirs != model.vocab_size:
+                raise GenerationError(
+                    f"the draft model has {theirs} ids and the model {model.vocab_size}: it needs the same tokenizer"
+                )
+        if prefixes is not None and model.rope.by_length:
+            raise GenerationError(
+                "prefixes can't be shared with rope scaling of type dynamic, which turns keys by the length of the"
+                " whole text: leave out the prefix cache"
+            )
         self.model, self.tokenizer = model, tokenizer
+        self._speculation, self._prefixes = speculation, prefixes
         allowed = torch.zeros(model.config.vocab_size, dtype=torch.bool)
         allowed[: tokenizer.vocab_size] = True
         allowed[[i for i in tokenizer.control_ids if i != tokenizer.eos_id]] = False
@@ -69,7 +94,9 @@ class Engine:
 
     def session(self) -> Session:
         """An empty session, for requests that come and go."""
-        return Session(self.model, self.tokenizer, self._allowed)
+        return Session(
+            self.model, self.tokenizer, self._allowed, speculation=self._speculation, prefixes=self._prefixes
+        )
 
     def stream(
         self,

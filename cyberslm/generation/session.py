@@ -16,6 +16,7 @@ from cyberslm.decoding.beam import search_steps
 from cyberslm.decoding.draft import Speculation
 from cyberslm.decoding.guide import Guide
 from cyberslm.decoding.loop import Batch
+from cyberslm.decoding.prefixes import PrefixCache
 from cyberslm.decoding.request import FinishReason, Request, Step
 from cyberslm.decoding.sampling import SamplingParams
 from cyberslm.errors import GenerationError
@@ -92,11 +93,17 @@ class Session:
     """Requests that are continued together; new ones may join between two steps."""
 
     def __init__(
-        self, model: CyberSLM, tokenizer: Tokenizer, allowed: Tensor, speculation: Speculation | None = None
+        self,
+        model: CyberSLM,
+        tokenizer: Tokenizer,
+        allowed: Tensor,
+        *,
+        speculation: Speculation | None = None,
+        prefixes: PrefixCache | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         stops = frozenset({tokenizer.eos_id})
-        self._batch = Batch(model, stop_ids=stops, allowed=allowed, speculation=speculation)
+        self._batch = Batch(model, stop_ids=stops, allowed=allowed, speculation=speculation, prefixes=prefixes)
         self._jobs: dict[int, _Job] = {}
         """By row of the batch."""
         self._searches: list[tuple[Request, _Job]] = []

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from cyberslm.checkpoint.folder import load_model, save_model
+from cyberslm.checkpoint.folder import ModelFolder, load_model, save_model
 from cyberslm.checkpoint.steps import newest
+from cyberslm.decoding.draft import Speculation
+from cyberslm.decoding.prefixes import PrefixCache
 from cyberslm.errors import ConfigError
 from cyberslm.generation.chat import Chat
 from cyberslm.generation.config import DecodingConfig
@@ -17,23 +20,45 @@ from cyberslm.recipes.machine import pick_device
 from cyberslm.text.chat import renderer_for
 
 
-def load(
+def load(  # noqa: PLR0913 (one keyword a choice, as people type them)
     path: Path | str,
     *,
     device: str = "auto",
     precision: Literal["auto", "fp32", "bf16", "int8", "int4"] = "auto",
     fast: Literal["auto", "on", "off"] = "auto",
+    lookup: bool = False,
+    draft: Path | str | None = None,
+    prefix_bytes: int | None = None,
 ) -> Engine:
     """Open a model folder, or the model of a run folder (its ``final/``, else its newest checkpoint).
 
-    ``precision`` and ``fast`` are those of `DecodingConfig`. Every file is checked against the manifest first:
-    `IntegrityError` names one that is damaged.
+    ``precision`` and ``fast`` are those of `DecodingConfig`. ``lookup`` drafts what followed the same few tokens
+    before, ``draft`` names a smaller model with the same tokenizer that drafts; neither changes a token
+    (`Speculation`). ``prefix_bytes`` keeps what was read of prompts for those that begin alike (`PrefixCache`). Every
+    file is checked against the manifest first: `IntegrityError` names one that is damaged.
     """
     config = DecodingConfig(precision=precision, fast=fast)
     folder = find_model(Path(path))
     found = load_model(folder, device=pick_device(device), reduced="take")
     prepare(found.model, config)
-    return Engine(found.model, found.tokenizer)
+    return Engine(
+        found.model,
+        found.tokenizer,
+        speculation=_speculation(found, lookup=lookup, draft=draft, config=config),
+        prefixes=None if prefix_bytes is None else PrefixCache(prefix_bytes),
+    )
+
+
+def _speculation(
+    found: ModelFolder, *, lookup: bool, draft: Path | str | None, config: DecodingConfig
+) -> Speculation | None:
+    if draft is None:
+        return Speculation(lookup=True) if lookup else None
+    drafting = load_model(find_model(Path(draft)), device=found.model.device, reduced="take")
+    if drafting.tokenizer.sha256 != found.tokenizer.sha256:
+        raise ConfigError(f"the draft model {draft} has another tokenizer: it must be that of the model it drafts for")
+    prepare(drafting.model, replace(config, precision="auto"))
+    return Speculation(lookup=lookup, model=drafting.model)
 
 
 def open_chat(path: Path | str, *, device: str = "auto", system: str | None = None) -> tuple[Chat, str | None]:
