@@ -1,6 +1,6 @@
 """Does a run that was stopped end in the bits of one that was not? Every stop of a short run, in every way of training.
 
-    python scripts/resume_matrix.py CONFIG [--steps 24] [--out runs/resume] [--ways "fp32" "DDP on 2"] [key=value ...]
+    python scripts/resume_matrix.py CONFIG [--steps 24] [--out runs/resume] [--ways fp32 ...] [key=value ...]
 
 For each way a run goes straight to its end; then for each step one run is stopped after it, one is killed (SIGKILL,
 where one process trains) when its line is written and nothing else yet, and the same call goes on with both. Weights,
@@ -34,8 +34,8 @@ WAYS: dict[str, tuple[int, tuple[str, ...]]] = {
     "bf16, dropout": (1, ("precision=bf16", *RANDOM)),
     "fp16, dropout": (1, ("precision=fp16", *RANDOM)),
     "Muon, running mean": (1, ("precision=fp32", "optimizer.name=muon", "train.ema_decay=0.9")),
-    "DDP on 2": (2, ("precision=fp32", "distributed.strategy=ddp", *RANDOM)),
-    "FSDP2 on 2": (2, ("precision=fp32", "distributed.strategy=fsdp", *RANDOM)),
+    "DDP on 2, dropout": (2, ("precision=fp32", "distributed.strategy=ddp", *RANDOM)),
+    "FSDP2 on 2, dropout": (2, ("precision=fp32", "distributed.strategy=fsdp", *RANDOM)),
 }
 """Processes and settings of each."""
 FILES = ("model.safetensors", "training/optimizer.safetensors", "training/state.json")

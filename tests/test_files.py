@@ -753,7 +753,7 @@ def test_an_error_before_anything_is_whole_leaves_nothing(tmp_path: Path) -> Non
     assert listing(tmp_path) == []
 
 
-@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("replace", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_kept_work_is_whole_or_gone_wherever_the_process_is_killed(tmp_path: Path, replace: bool) -> None:
     """Each start takes over what the one before had marked, so the later a kill is, the more is there."""
     target = tmp_path / "run" / "f"

@@ -381,7 +381,7 @@ def test_targets_follow_their_inputs_within_a_document_and_numbers_tell_document
 
 
 @given(SIZES, MODES, st.booleans(), st.integers(1, 9), st.sampled_from([1, 2, 4]), st.integers(1, 3), st.integers(0, 9))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 def test_ranks_parts_and_restarts_give_the_same_batches_in_every_mode(
     tmp_path_factory, sizes, mode, mixed, batch_rows, world, parts, step
 ):

@@ -47,25 +47,39 @@ def demo(project: Path, *settings: str) -> str:
 QUICK = ("train.max_steps=20", "scheduler.warmup_steps=5", "train.global_batch_size=2", "eval.max_rows=16")
 
 
-def test_demo_runs_without_an_index_and_again(project: Path) -> None:
-    first = demo(project, *QUICK)
-    assert "corpus: topics" in first
-    for part in ("gzip", "unigram", "xz after training text", "this model", "model:      runs/demo-topics/final"):
-        assert part in first
-    second = demo(project, *QUICK)
-    assert [line for line in second.splitlines() if line.startswith("this model")] == [
-        line for line in first.splitlines() if line.startswith("this model")
-    ]
-    other = demo(project, *QUICK, "out_dir=runs/other")
-    assert "model:      runs/other/final" in other
+def test_demo_runs_without_an_index(project: Path) -> None:
+    said = demo(project, *QUICK, "out_dir=runs/other")
+    assert "corpus: topics" in said
+    for part in ("gzip", "unigram", "xz after training text", "this model", "model:      runs/other/final"):
+        assert part in said
     assert (project / "runs" / "other" / "final" / "manifest.json").exists()
 
 
+def test_demo_gives_every_verb_the_folder_of_its_run_and_starts_again(project: Path) -> None:
+    (project / ".venv" / "bin" / "cyberslm").write_text('#!/bin/sh\necho "verb: $*"\n')
+    first, second = (verbs(demo(project, "seed=2")) for _ in range(2))
+    assert first == second
+    assert first[0] == "train configs/demo.yaml out_dir=runs/demo-topics train.max_steps=400 seed=2"
+    assert first[1] == "eval runs/demo-topics"
+    assert [line.partition(" --prompt")[0] for line in first[2:]] == ["generate runs/demo-topics/final"] * 3
+    other = verbs(demo(project, "out_dir=runs/other"))
+    assert other[0].endswith(" out_dir=runs/other")
+    assert [line.split()[1] for line in other[1:]] == ["runs/other", *["runs/other/final"] * 3]
+
+
+def verbs(said: str) -> list[str]:
+    return [line.removeprefix("verb: ") for line in said.splitlines() if line.startswith("verb: ")]
+
+
 @pytest.mark.slow
-def test_demo_on_the_stand_in_beats_the_unigram_model(project: Path) -> None:
-    rows = dict(
-        (line[:24].strip(), float(line[24:]))
-        for line in demo(project).splitlines()
-        if line[:24].strip() in ("unigram", "this model")
+def test_demo_on_the_stand_in_beats_the_unigram_model_and_repeats_its_figures(project: Path) -> None:
+    first, second = (
+        {
+            line[:24].strip(): float(line[24:])
+            for line in demo(project).splitlines()
+            if line[:24].strip() in ("unigram", "this model")
+        }
+        for _ in range(2)
     )
-    assert rows["this model"] < rows["unigram"]
+    assert first["this model"] < first["unigram"]
+    assert first == second

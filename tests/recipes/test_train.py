@@ -1,20 +1,25 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from conftest import MakeRun
+from ranks import in_ranks
 from runs import final_of, fingerprint, scripted_scores, train
 
 import cyberslm
 from cyberslm import files
+from cyberslm.checkpoint import folder
 from cyberslm.checkpoint.steps import list_steps
 from cyberslm.config import load
 from cyberslm.errors import ConfigError, GenerationError, IntegrityError, StorageError, TrainingError
@@ -261,7 +266,7 @@ def test_signal_saves_and_exits_and_the_run_goes_on_to_the_same_bits(
     command = [sys.executable, "-m", "cyberslm", "train", str(stopped)]
     log = tmp_path / "stopped" / "run" / "train.log"
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        for _ in range(600):
+        for _ in range(2400):
             if log.exists() and "step 3/60" in log.read_text():
                 break
             time.sleep(0.05)
@@ -271,28 +276,27 @@ def test_signal_saves_and_exits_and_the_run_goes_on_to_the_same_bits(
     assert "the same command goes on from there" in said
     saved = list_steps(tmp_path / "stopped" / "run" / "checkpoints")[-1].step
     assert 3 <= saved < 60
-    assert subprocess.run(command, check=False, capture_output=True).returncode == 0
+    train(stopped)
     assert fingerprint(tmp_path / "stopped" / "run") == fingerprint(tmp_path / "straight" / "run")
+
+
+def killed_while_writing(path: Path) -> None:
+    write, calls = folder.write_tensors, iter(range(99))
+
+    def write_and_die(*args: Any) -> None:
+        write(*args)
+        if next(calls) == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    folder.write_tensors = write_and_die
+    train(path)
 
 
 def test_killed_run_goes_on_by_itself(make_run: MakeRun, trained: Path) -> None:
     """SIGKILL at a moment of its own choosing: the newest whole checkpoint is found and nothing needs cleaning up."""
     path = make_run()
-    code = (
-        "import os, signal, sys\n"
-        "from cyberslm.checkpoint import folder\n"
-        "from cyberslm.recipes.config import load_run\n"
-        "from cyberslm.recipes.train import run_training\n"
-        "real = folder.write_tensors\n"
-        "calls = iter(range(99))\n"
-        "def write(*args):\n"
-        "    real(*args)\n"
-        "    if next(calls) == 5: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "folder.write_tensors = write\n"
-        "run_training(load_run(sys.argv[1]), quiet=True)\n"
-    )
-    killed = subprocess.run([sys.executable, "-c", code, str(path)], check=False, capture_output=True)
-    assert killed.returncode == -signal.SIGKILL
+    (killed,) = in_ranks(killed_while_writing, path, world=1)
+    assert killed.code == -signal.SIGKILL
     checkpoints = path.parent / "run" / "checkpoints"
     assert any(entry.name.endswith(".cyberslm-partial") for entry in checkpoints.iterdir())
     assert list_steps(checkpoints)[-1].step == 10
@@ -301,22 +305,17 @@ def test_killed_run_goes_on_by_itself(make_run: MakeRun, trained: Path) -> None:
     assert fingerprint(path.parent / "run") == fingerprint(trained / "run")
 
 
+def on_a_full_disk(path: Path) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+    train(path)
+
+
 def test_full_disk_stops_the_run_and_leaves_the_last_checkpoint(make_run: MakeRun) -> None:
     path = make_run()
     train(path, stop_at=5)
-    code = (
-        "import resource, signal, sys\n"
-        "from cyberslm.recipes.config import load_run\n"
-        "from cyberslm.recipes.train import run_training\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\n"
-        "from cyberslm.errors import CyberSLMError\n"
-        "try: run_training(load_run(sys.argv[1]), quiet=True)\n"
-        "except CyberSLMError as error: print(type(error).__name__, error)\n"
-    )
-    said = subprocess.run([sys.executable, "-c", code, str(path)], check=False, capture_output=True, text=True)
-    assert "StorageError" in said.stdout, said
-    assert "safetensors" in said.stdout
+    (ended,) = in_ranks(on_a_full_disk, path, world=1)
+    assert str(ended.error).startswith("StorageError: model.safetensors")
     checkpoints = path.parent / "run" / "checkpoints"
     assert [step.step for step in list_steps(checkpoints)][-1] == 5
     assert not any(entry.name.startswith(".") for entry in checkpoints.iterdir())
