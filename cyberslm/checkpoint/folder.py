@@ -89,7 +89,12 @@ def save_model(
 
 
 def save_parts(
-    target: Path, parts: ModelParts, fields: Mapping[str, object], training: TrainingFiles | None = None
+    target: Path,
+    parts: ModelParts,
+    fields: Mapping[str, object],
+    training: TrainingFiles | None = None,
+    *,
+    replace: bool = True,
 ) -> None:
     """`save_model` of a model that is read while it is written."""
     model = CyberSLM(parts.config, device="meta")
@@ -120,7 +125,7 @@ def save_parts(
             _write_json(staging / STATE, training.state)
         return {"kind": KIND, "tokenizer_sha256": parts.tokenizer.sha256, **fields}
 
-    files.publish(target, fill, replace=True)
+    files.publish(target, fill, replace=replace)
 
 
 def load_model(folder: Path | str, *, device: torch.device | str = "cpu") -> ModelFolder:
