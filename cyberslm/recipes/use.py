@@ -18,7 +18,7 @@ def load(path: Path | str, *, device: str = "auto") -> Engine:
     """
     folder = find_model(Path(path))
     found = load_model(folder, device=pick_device(device))
-    return Engine(found.model, found.tokenizer)
+    return Engine(found.model, found.tokenizer, stop_ids=found.extras.stop_ids)
 
 
 def find_model(path: Path) -> Path:
