@@ -95,7 +95,12 @@ def save_model(
 
 
 def save_parts(
-    target: Path, parts: ModelParts, fields: Mapping[str, object], training: TrainingFiles | None = None
+    target: Path,
+    parts: ModelParts,
+    fields: Mapping[str, object],
+    training: TrainingFiles | None = None,
+    *,
+    replace: bool = True,
 ) -> None:
     """`save_model` of a model that is read while it is written."""
     model = CyberSLM(parts.config, device="meta")
@@ -122,7 +127,7 @@ def save_parts(
             write_training(staging, training)
         return {"kind": KIND, "tokenizer_sha256": parts.tokenizer.sha256, **fields}
 
-    files.publish(target, fill, replace=True)
+    files.publish(target, fill, replace=replace)
 
 
 def load_model(

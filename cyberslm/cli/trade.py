@@ -10,6 +10,8 @@ import typer
 
 from cyberslm.cli.options import Model, say
 
+Force = Annotated[bool, typer.Option("--force", help="Replace DEST when it is a CyberSLM folder.")]
+
 
 class Target(StrEnum):
     hf = "hf"
@@ -19,6 +21,7 @@ class Target(StrEnum):
 def import_model(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A Hugging Face folder or a GGUF file.")],
     dest: Annotated[Path, typer.Argument(metavar="DEST", help="The model folder to write.")],
+    force: Force = False,
 ) -> None:
     """Turn another tool's model into a model folder.
 
@@ -26,7 +29,7 @@ def import_model(
     """
     from cyberslm.recipes.trade import import_model as run
 
-    run(source, dest, say)
+    run(source, dest, force=force, say=say)
 
 
 def export_model(
@@ -41,6 +44,7 @@ def export_model(
             help="Type of the weights. hf: f32 (default), bf16, f16; gguf: f32, f16 (default), bf16, q8_0, q4_0."
         ),
     ] = None,
+    force: Force = False,
 ) -> None:
     """Write a model for other tools.
 
@@ -48,4 +52,4 @@ def export_model(
     """
     from cyberslm.recipes.trade import export_model as run
 
-    run(model, dest, to=to.value, dtype=dtype, say=say)
+    run(model, dest, to=to.value, dtype=dtype, force=force, say=say)

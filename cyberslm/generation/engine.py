@@ -54,7 +54,7 @@ class _Request(NamedTuple):
 
 
 class Engine:
-    """A model and its tokenizer, ready to continue text.
+    """A model and its tokenizer, ready to continue text. ``stop_ids`` end every answer, as ``<eos>`` does.
 
     With ``speculation`` the same tokens come in fewer passes where drafts are right; with ``prefixes`` what a prompt
     has in common with earlier ones is not read again. Raises `GenerationError` for parts that don't fit together.
@@ -65,6 +65,7 @@ class Engine:
         model: CyberSLM,
         tokenizer: Tokenizer,
         *,
+        stop_ids: Sequence[int] = (),
         speculation: Speculation | None = None,
         prefixes: PrefixCache | None = None,
     ) -> None:
@@ -84,7 +85,7 @@ class Engine:
                 "prefixes can't be shared with rope scaling of type dynamic, which turns keys by the length of the"
                 " whole text: leave out the prefix cache"
             )
-        self.model, self.tokenizer = model, tokenizer
+        self.model, self.tokenizer, self.stop_ids = model, tokenizer, tuple(stop_ids)
         self._speculation, self._prefixes = speculation, prefixes
         allowed = torch.zeros(model.config.vocab_size, dtype=torch.bool)
         allowed[: tokenizer.vocab_size] = True
@@ -95,7 +96,12 @@ class Engine:
     def session(self) -> Session:
         """An empty session, for requests that come and go."""
         return Session(
-            self.model, self.tokenizer, self._allowed, speculation=self._speculation, prefixes=self._prefixes
+            self.model,
+            self.tokenizer,
+            self._allowed,
+            self.stop_ids,
+            speculation=self._speculation,
+            prefixes=self._prefixes,
         )
 
     def stream(
@@ -126,7 +132,8 @@ class Engine:
             return None
         ids = prompt_ids(self.tokenizer, prompt)
         budget = fit(ids, params, self.model.max_seq_len).budget
-        return self._of_guides().guide(demand, prompt_ids=ids, budget=budget, stop_ids=stops_of(self.tokenizer, params))
+        stops = stops_of(self.tokenizer, params).union(self.stop_ids)
+        return self._of_guides().guide(demand, prompt_ids=ids, budget=budget, stop_ids=stops)
 
     def generate(
         self,
@@ -181,7 +188,7 @@ class Engine:
     def _completion(self, request: _Request, events: list[TokenEvent]) -> Completion:
         prompt, params, demand = request
         ids = [event.token_id for event in events if event.token_id is not None]
-        if ids and ids[-1] in stops_of(self.tokenizer, params):
+        if ids and ids[-1] in stops_of(self.tokenizer, params).union(self.stop_ids):
             ids.pop()
         last = events[-1]
         text = "".join(event.text for event in events)

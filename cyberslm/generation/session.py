@@ -8,6 +8,7 @@ rows of the embedding beyond the vocabulary).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -97,11 +98,12 @@ class Session:
         model: CyberSLM,
         tokenizer: Tokenizer,
         allowed: Tensor,
+        stop_ids: Sequence[int] = (),
         *,
         speculation: Speculation | None = None,
         prefixes: PrefixCache | None = None,
     ) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._stop_ids = tokenizer, tuple(stop_ids)
         stops = frozenset({tokenizer.eos_id})
         self._batch = Batch(model, stop_ids=stops, allowed=allowed, speculation=speculation, prefixes=prefixes)
         self._jobs: dict[int, _Job] = {}
@@ -120,6 +122,8 @@ class Session:
         exceed the context.
         """
         params = SamplingParams() if params is None else params
+        if self._stop_ids:
+            params = replace(params, stop_ids=tuple(dict.fromkeys((*params.stop_ids, *self._stop_ids))))
         request = Request(prompt_ids(self._tokenizer, prompt), params, guide)
         fitted = self._batch.check(request)
         answers = {

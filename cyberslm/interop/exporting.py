@@ -54,7 +54,7 @@ class Exported(NamedTuple):
     notes: tuple[str, ...]
 
 
-def export_hf(found: ModelFolder, target: Path, dtype: str) -> Exported:
+def export_hf(found: ModelFolder, target: Path, dtype: str, *, replace: bool = False) -> Exported:
     """Publish a folder that Hugging Face tools open. Raises `ConfigError` naming the setting they have no word for."""
     chosen = _chosen(dtype, get_args(HfType), "hf")
     parts = canonical(_parts(found), qwen2_words=_qwen2_words(found.tokenizer))
@@ -80,10 +80,12 @@ def export_hf(found: ModelFolder, target: Path, dtype: str) -> Exported:
         write_tensors(staging / WEIGHTS, kinds, lambda name: parts.tensor(own[name]))
         return []
 
-    return _publish(found, parts, target, _Format(chosen, fill, hf.read_source))
+    return _publish(found, parts, target, _Format(chosen, fill, hf.read_source, replace))
 
 
-def export_gguf(found: ModelFolder, target: Path, dtype: str, *, name: str = "model") -> Exported:
+def export_gguf(
+    found: ModelFolder, target: Path, dtype: str, *, name: str = "model", replace: bool = False
+) -> Exported:
     """Publish a folder with a GGUF file and an Ollama ``Modelfile``. Raises `ConfigError` as `export_hf` does."""
     chosen = cast(GgufType, _chosen(dtype, get_args(GgufType), "gguf"))
     parts = canonical(_parts(found), qwen2_words=True)
@@ -94,7 +96,9 @@ def export_gguf(found: ModelFolder, target: Path, dtype: str, *, name: str = "mo
         (staging / "Modelfile").write_text(modelfile(file, parts), encoding="utf-8")
         return list(written.notes)
 
-    return _publish(found, parts, target, _Format(chosen, fill, lambda staging: gguf.read_source(staging / file)))
+    return _publish(
+        found, parts, target, _Format(chosen, fill, lambda staging: gguf.read_source(staging / file), replace)
+    )
 
 
 def _chosen(dtype: str, known: tuple[str, ...], target: str) -> str:
@@ -121,11 +125,12 @@ def _about(found: ModelFolder, name: str) -> dict[str, str]:
 
 
 class _Format(NamedTuple):
-    """How a folder is filled (returns notes) and opened again."""
+    """How a folder is filled (returns notes) and opened again; ``replace`` one that is there."""
 
     dtype: str
     fill: Callable[[Path], list[str]]
     reopen: Callable[[Path], Source]
+    replace: bool
 
 
 def _publish(found: ModelFolder, parts: ModelParts, target: Path, form: _Format) -> Exported:
@@ -149,7 +154,7 @@ def _publish(found: ModelFolder, parts: ModelParts, target: Path, form: _Format)
         }
 
     files.require_space(target.absolute().parent, 4 * found.model.config.num_parameters, what="the export")
-    files.publish(target, fill, replace=True)
+    files.publish(target, fill, replace=form.replace)
     return Exported(target, measured[-1], tuple(notes))
 
 

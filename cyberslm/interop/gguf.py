@@ -201,12 +201,14 @@ def _head_widths(settings: Mapping[str, Scalar], where: str) -> tuple[float, int
 def _scaling(file: GgufFile, settings: Mapping[str, Scalar], width: int, path: Path) -> RopeScaling | None:
     kind = settings.get("rope.scaling.type", "linear" if "rope.scale_linear" in settings else "none")
     factor = settings.get("rope.scaling.factor", settings.get("rope.scale_linear", 1.0))
-    trained = settings.get("rope.scaling.original_context_length")
     if ROPE_FACTORS in file.tensors:
         if kind != "none":
             raise ConfigError(f"{path}: rope.scaling.type {kind!r:.40} and {ROPE_FACTORS} can't be imported together")
-        factors, base = file.array(ROPE_FACTORS), settings.get("rope.freq_base", 10_000.0)
-        return scaling_of_factors(factors, width, base, trained, where=f"{path}: {ROPE_FACTORS}")
+        base = settings.get("rope.freq_base", 10_000.0)
+        if not isinstance(base, float):
+            raise ConfigError(f"{path}: rope.freq_base must be a number, not {base!r:.40}")
+        where = f"{path}: {ROPE_FACTORS}"
+        return scaling_of_factors(file.array(ROPE_FACTORS), width, base, file.values, where=where)
     if kind == "none" or (kind == "linear" and factor in (0, 1)):
         return None
     if kind == "linear":

@@ -19,7 +19,7 @@ from cyberslm.checkpoint.hf import family, misfit
 from cyberslm.errors import ConfigError, StorageError
 from cyberslm.interop.container import library
 from cyberslm.interop.gguf import INNER, OUTER, ROPE_FACTORS
-from cyberslm.interop.ropes import factors_of_scaling
+from cyberslm.interop.ropes import factors_of_scaling, notes_of_scaling
 from cyberslm.interop.source import parameter_shapes
 from cyberslm.interop.vocabulary import PREFIX, STOPS, TEMPLATE
 from cyberslm.interop.vocabulary_out import vocabulary_of
@@ -123,9 +123,11 @@ def _add_settings(writer: Any, config: CyberSLMConfig, architecture: str, dtype:
     if scaling.type in ("linear", "yarn"):
         writer.add_string(where + "type", scaling.type)
         writer.add_float32(where + "factor", scaling.factor)
-    if scaling.original_max_seq_len is not None:
-        writer.add_uint32(where + "original_context_length", scaling.original_max_seq_len)
+    if scaling.type == "llama3":
+        for key, value in notes_of_scaling(scaling).items():
+            _add(writer, key, value)
     if scaling.type == "yarn":
+        writer.add_uint32(where + "original_context_length", scaling.original_max_seq_len)
         writer.add_float32(where + "yarn_beta_fast", scaling.beta_fast)
         writer.add_float32(where + "yarn_beta_slow", scaling.beta_slow)
         if scaling.attention_factor is not None:
@@ -138,6 +140,8 @@ def _add(writer: Any, key: str, value: object) -> None:
         writer.add_bool(key, value)
     elif isinstance(value, int):
         writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
     elif isinstance(value, str):
         writer.add_string(key, value)
     else:

@@ -44,6 +44,7 @@ def load(  # noqa: PLR0913 (one keyword a choice, as people type them)
     return Engine(
         found.model,
         found.tokenizer,
+        stop_ids=found.extras.stop_ids,
         speculation=_speculation(found, lookup=lookup, draft=draft, config=config),
         prefixes=None if prefix_bytes is None else PrefixCache(prefix_bytes),
     )
@@ -72,7 +73,7 @@ def open_chat(path: Path | str, *, device: str = "auto", system: str | None = No
             f"{path} has no chat template, so it wasn't trained to answer: turns are written in the {renderer.name}"
             " format (docs/sft.md shows how to train one)"
         )
-    return Chat(Engine(found.model, found.tokenizer), renderer, system=system), doubt
+    return Chat(Engine(found.model, found.tokenizer, stop_ids=found.extras.stop_ids), renderer, system=system), doubt
 
 
 def find_model(path: Path) -> Path:

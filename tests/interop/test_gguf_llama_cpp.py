@@ -228,9 +228,12 @@ def test_trained_stop_stops_there_too_with_the_same_ids(stopper: Path, tmp_path:
         assert len(made) == 4
         assert answer["stop_type"] == "eos"
         assert [i for i in answer["tokens"] if i not in ends] == made[:-1]
-    completion = cyberslm.load(stopper).generate("say x:", max_new_tokens=20)[0]
-    assert completion.finish_reason == "stop"
-    assert completion.text == server.complete(found.tokenizer.encode("say x:"), 20)["content"]
+    engine = cyberslm.load(stopper)
+    for text in ("say x:", "say y:"):
+        completion = engine.generate(text, max_new_tokens=20)[0]
+        assert completion.finish_reason == "stop"
+        assert len(completion.ids) == 3
+        assert completion.text == server.complete(found.tokenizer.encode(text), 20)["content"]
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "q8_0", "q4_0"])
