@@ -10,7 +10,8 @@ import pytest
 import torch
 import yaml
 from conftest import SMALL
-from runs import of_type
+from ranked_runs import run_in, same_run
+from runs import fingerprint, of_type
 from typer.testing import CliRunner
 
 from cyberslm.checkpoint.folder import load_model
@@ -236,8 +237,6 @@ def test_log_probabilities_of_the_base_are_kept_and_used_again(answering, prefer
 
 
 def test_a_stopped_dpo_run_goes_on_to_the_same_bits(answering, preferring, tmp_path):
-    from runs import fingerprint
-
     path = dpo_run(answering, tmp_path)
     run_training(load_finetune(path), stop_at=7, quiet=True)
     run_training(load_finetune(path), quiet=True)
@@ -289,3 +288,21 @@ def test_an_sft_run_on_a_base_keeps_its_format(answering, tmp_path):
     mine, base = (load_model(folder / "final").extras for folder in (tmp_path / "more", answering / "sft"))
     assert mine == base
     assert load(tmp_path / "more").generate(["x"], max_new_tokens=1)
+
+
+def test_ranks_divide_answers_and_pairs_as_one_process_does(answering, preferring, tmp_path):
+    """G33 across ranks: unequal answers weigh by their tokens, pairs by their number."""
+    path = dpo_run(answering, tmp_path)
+    assert run_in(2, path, "distributed.strategy=ddp") == [(12, None)] * 2
+    same_run(tmp_path / "dpo", preferring / "dpo")
+    records = [{"prompt": f"q{n}", "completion": "a " * (1 + 7 * n % 11)} for n in range(24)]
+    for name in ("one", "two"):
+        path = write_run(
+            tmp_path, name, records, data=CHAT, model={"max_seq_len": 48}, train={"max_steps": 6},
+            tokenizer={"vocab_size": 300, "shrink": True}, scheduler={"warmup_steps": 1},
+        )  # fmt: skip
+        if name == "two":
+            run_in(2, path, "distributed.strategy=ddp")
+        else:
+            run_training(load_run(path), quiet=True)
+    same_run(tmp_path / "two", tmp_path / "one")
