@@ -29,7 +29,7 @@ from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.model import CyberSLM
 from cyberslm.model.quantised import Precision, precision_of, set_precision
-from cyberslm.text.hf import JSON_FILE
+from cyberslm.text.hf import CONFIG_FILE, JSON_FILE
 from cyberslm.text.hfjson import cuts_like_qwen2
 from cyberslm.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -123,11 +123,21 @@ def save_parts(
         stream_tensors(staging / WEIGHTS, kinds, finite)
         if parts.extras.chat_template is not None:
             (staging / CHAT_TEMPLATE).write_bytes(parts.extras.chat_template.encode())
+            _let_template_spell(staging / CONFIG_FILE)
         if training is not None:
             write_training(staging, training)
         return {"kind": KIND, "tokenizer_sha256": parts.tokenizer.sha256, **fields}
 
     files.publish(target, fill, replace=replace)
+
+
+def _let_template_spell(path: Path) -> None:
+    """Other programs write a chat as text and encode it, so there text that spells a control token must become one.
+
+    Without a template no text does, there as here; here none ever does.
+    """
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    write_json(path, {**settings, "split_special_tokens": False})
 
 
 def load_model(

@@ -1,4 +1,4 @@
-"""Conversations in a run: what the settings leave open, what the model's folder says of its format, a first look.
+"""Conversations in a run: what the model's folder says of its format, and a first look at what is trained.
 
 The format that a model was trained in goes into its folder as ``chat_template.jinja``, with the ids that end an answer,
 so that ``chat``, a server, transformers and llama.cpp ask it as it was taught.
@@ -7,9 +7,6 @@ so that ``chat``, a server, transformers and llama.cpp ask it as it was taught.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
-from typing import TypeVar
 
 from cyberslm.checkpoint.folder import Extras
 from cyberslm.data.chat import renderer_of
@@ -17,27 +14,10 @@ from cyberslm.data.loader import RowLoader
 from cyberslm.data.prepare import Prepared
 from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.shown import LEGEND, shown_row
-from cyberslm.text.chat import TEMPLATE_FILE
 from cyberslm.text.tokenizer import Tokenizer
 
 PREVIEWED = 2
 PREVIEW_TOKENS = 120
-
-AnyRun = TypeVar("AnyRun", bound=TrainRun)
-
-
-def with_chat(run: AnyRun, *, room: int) -> AnyRun:
-    """The run with ``data.chat`` as its model has it: rows of ``room`` tokens, the template beside its tokenizer."""
-    if run.data.format == "text":
-        return run
-    chat = run.data.chat
-    if chat.max_tokens is None:
-        chat = replace(chat, max_tokens=room)
-    if chat.template is None and chat.style == "auto" and run.tokenizer.path is not None:
-        beside = Path(run.tokenizer.path)
-        file = (beside if beside.is_dir() else beside.parent) / TEMPLATE_FILE
-        chat = replace(chat, template=str(file) if file.is_file() else None)
-    return replace(run, data=replace(run.data, chat=chat))
 
 
 def extras_of(run: TrainRun, tokenizer: Tokenizer, before: Extras) -> Extras:

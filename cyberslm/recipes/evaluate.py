@@ -43,6 +43,10 @@ def evaluate(path: Path, *, data: Path | None = None, device: str = "auto") -> E
         raise ConfigError(
             f"{prepared.folder} was made with another tokenizer than {folder}: prepare the text with the model's"
         )
+    if prepared.manifest["settings"].get("format") == "preference":
+        raise ConfigError(
+            f"{prepared.folder} holds preferences, and eval measures one text: name other data with --data"
+        )
     if prepared.validation is None:
         raise ConfigError(
             f"{prepared.folder} has no validation split: prepare data with data.validation_fraction above 0"

@@ -20,7 +20,7 @@ def merge_adapter(base: Path, adapter: Path, target: Path) -> Path:
     if target.exists():
         raise ConfigError(f"{target} exists: name another folder")
     found = merged(find_model(base), _adapter_folder(adapter))
-    save_model(target, found.model, found.tokenizer, found.manifest)
+    save_model(target, found.model, found.tokenizer, found.manifest, extras=found.extras)
     return target
 
 
@@ -34,7 +34,8 @@ def merged(base: Path, folder: Path) -> ModelFolder:
         raise ConfigError(f"{folder} doesn't fit {base}: {error}") from error
     about = files.read_manifest(folder) if files.looks_published(folder) else {}
     fields = {key: value for key, value in about.items() if key not in ("files", "self", "kind", "tokenizer_sha256")}
-    return ModelFolder(merge(found.model).eval(), found.tokenizer, {**fields, "base_sha256": found.manifest["self"]})
+    fields["base_sha256"] = found.manifest["self"]
+    return ModelFolder(merge(found.model).eval(), found.tokenizer, fields, found.extras)
 
 
 def is_adapter(folder: Path) -> bool:

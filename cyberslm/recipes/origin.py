@@ -16,12 +16,13 @@ from typing import NamedTuple, Protocol
 import torch
 
 from cyberslm.checkpoint.adapter import apply_adapter, load_adapter, save_adapter
-from cyberslm.checkpoint.folder import TrainingFiles, load_model, save_model
+from cyberslm.checkpoint.folder import Extras, TrainingFiles, load_extras, load_model, save_model
 from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.lora import add_adapters, keep_base_in, merge
 from cyberslm.model.model import CyberSLM
 from cyberslm.recipes.config import TrainRun
+from cyberslm.recipes.conversations import extras_of
 from cyberslm.recipes.finetune import FinetuneRun, base_tokenizer
 from cyberslm.recipes.vocabulary import extend_rows, train_new_rows
 from cyberslm.text.tokenizer import Tokenizer
@@ -56,6 +57,10 @@ class Origin(Protocol):
         training: TrainingFiles,
     ) -> None:
         """Write a step folder."""
+        ...
+
+    def extras(self, tokenizer: Tokenizer) -> Extras:
+        """The chat template and stop ids of the run's model folders."""
         ...
 
     def whole(self, folder: Path) -> CyberSLM:
@@ -106,7 +111,10 @@ class FromScratch:
         fields: Mapping[str, object],
         training: TrainingFiles,
     ) -> None:
-        save_model(target, model, tokenizer, {**self.fields, **fields}, training)
+        save_model(target, model, tokenizer, {**self.fields, **fields}, training, self.extras(tokenizer))
+
+    def extras(self, tokenizer: Tokenizer) -> Extras:
+        return extras_of(self._run, tokenizer, Extras())
 
     def whole(self, folder: Path) -> CyberSLM:
         return load_model(folder).model
@@ -142,10 +150,13 @@ class FromBase:
     ) -> None:
         fields = {**self.fields, **fields}
         if self._run.lora is None:
-            save_model(target, model, tokenizer, fields, training)
+            save_model(target, model, tokenizer, fields, training, self.extras(tokenizer))
         else:
             base = str(self._run.base_folder)
             save_adapter(target, model, self._run.lora, fields, base=base, training=training)
+
+    def extras(self, tokenizer: Tokenizer) -> Extras:
+        return extras_of(self._run, tokenizer, load_extras(self._run.base_folder, self._run.model))
 
     def whole(self, folder: Path) -> CyberSLM:
         if self._run.lora is None:

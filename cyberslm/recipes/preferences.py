@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from cyberslm import files
-from cyberslm.data.loader import Batch
+from cyberslm.data.loader import Batch, RowLoader
 from cyberslm.data.prepare import Prepared
 from cyberslm.data.store import TokenStore
 from cyberslm.errors import IntegrityError
@@ -45,7 +45,7 @@ class Objective(NamedTuple):
 
 
 def objective_of(run: TrainRun) -> Objective:
-    """What the run minimises."""
+    """What the run minimises, and what validation measures."""
     if isinstance(run, FinetuneRun) and run.objective == "dpo":
         return Objective(partial(preference_loss, config=run.dpo), count_pairs)
     return Objective(partial(next_token_loss, z_loss=run.train.z_loss), count_targets)
@@ -67,6 +67,11 @@ def ensure_reference(run: TrainRun, prepared: Prepared, base: Callable[[], Cyber
         return _bound_to(run, prepared)
 
     files.publish(folder, fill, replace=True)
+
+
+def trained_rows(run: TrainRun, prepared: Prepared) -> RowLoader:
+    """The rows that the run trains on, with what its base thinks of them where it learns preferences."""
+    return row_loader(run, prepared, prepared.train, reference=reference_for(run, prepared, prepared.train))
 
 
 def reference_for(run: TrainRun, prepared: Prepared, store: TokenStore) -> npt.NDArray[np.float64] | None:
