@@ -160,6 +160,8 @@ def classify(classifier: Classifier, task: Task, *, screen: Screen) -> Classifie
     """Label every record of the task's input."""
     settings = classifier.settings
     found = Classified(Done())
+    if settings.abstain_below and not classifier.calibration.bias:
+        screen.line("warning: abstain_below is given without a calibration, and raw probabilities only rank")
 
     def begin(_place: Path) -> Worker:
         return classifier.rows

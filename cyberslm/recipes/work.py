@@ -106,9 +106,14 @@ def work_through(
     key = _key(task, decided_by)
     done = Done()
     with unfinished(task.out, key=key, replace=task.replace, say=screen.line) as blocks:
-        worker = begin(blocks.folder)
-        with task.source.opened(done.counts) as opened:
-            _make_rows(task, opened, blocks, worker, screen)
+        try:
+            worker = begin(blocks.folder)
+            with task.source.opened(done.counts) as opened:
+                _make_rows(task, opened, blocks, worker, screen)
+        except (KeyboardInterrupt, SystemExit):
+            if task.source.path is not None:
+                screen.line(f"stopped after {count(blocks.taken, 'record')}; the same command goes on from there")
+            raise
         done.seen = blocks.taken
         chosen = pick()
         blocks.finish(_result(task, blocks, chosen, done, see))

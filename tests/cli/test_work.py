@@ -266,8 +266,9 @@ def test_a_killed_command_goes_on_and_ends_with_the_same_bytes(
         ):
             time.sleep(0.005)
         process.send_signal(how)
-        process.communicate()
+        _, err = process.communicate()
     assert process.returncode in (-signal.SIGKILL, 128 + signal.SIGTERM)
+    assert ("the same command goes on from there" in err) == (how == signal.SIGTERM)
     assert not (tmp_path / "out.csv").exists()
     again = subprocess.run([*command, "out.csv"], cwd=tmp_path, check=True, capture_output=True, text=True)
     assert re.search(r"goes on after [1-9][\d,]* records", again.stderr)

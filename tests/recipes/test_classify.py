@@ -108,6 +108,18 @@ def test_answers_of_little_confidence_are_withheld(make: Make, tmp_path: Path) -
     assert 30 < sum(row["predicted"] == "abstain" for row in some) < 50
 
 
+def test_withholding_without_a_calibration_is_warned_about(
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, labelled = table(tmp_path / "in.csv", alerts(3, seed=6)), table(tmp_path / "cal.csv", alerts(60, seed=5))
+    classifier = make(abstain_below=0.5)
+    classify(classifier, Task(source=source, out=tmp_path / "a.csv"), screen=Screen())
+    assert "raw probabilities only rank" in capsys.readouterr().err
+    classifier.calibrate(labelled, "label", QUIET)
+    classify(classifier, Task(source=source, out=tmp_path / "b.csv"), screen=Screen())
+    assert capsys.readouterr().err == ""
+
+
 def test_a_saved_calibration_gives_the_same_answers(make: Make, tmp_path: Path) -> None:
     first, second = make(), make()
     first.calibrate(table(tmp_path / "cal.csv", alerts(60, seed=5)), "label", QUIET).save(tmp_path / "cal.json")
