@@ -28,6 +28,9 @@ from cyberslm.decoding.prefixes import PrefixCache, prefill_new
 from cyberslm.decoding.request import FinishReason, Fitted, Request, Step, check, window
 from cyberslm.errors import GenerationError
 
+SHORT = 64
+"""Texts of up to so many tokens are fed together, whatever their lengths."""
+
 
 @dataclass
 class _Row:
@@ -210,42 +213,55 @@ class Batch:
             if row.finish is None:
                 (staying if self._held(place) < self._model.max_seq_len else full).append(place)
         groups = [[self._rows[place]] for place in full] + self._waiting
-        fresh = self._feed(groups) if groups else None  # first: if it fails, those in the cache are as they were
+        fed = [
+            self._feed(bucket) for bucket in _alike(groups)
+        ]  # first: if it fails, those in the cache are as they were
         parts = []
         if len(staying) < len(self._rows) and staying and self._cache is not None:
             self._cache.keep(staying)
         self._rows = [self._rows[place] for place in staying]
         if self._rows and self._cache is not None:
             parts.append(self._next_logits(self._cache))
-        if fresh is not None:
-            logits_BV, cache = fresh
+        for rows, logits_BV, cache in fed:
             parts.append(logits_BV)
             if self._rows and self._cache is not None:
                 self._cache.append(cache)
             else:
                 self._cache = cache
-            self._rows += [row for rows in groups for row in rows]
-            self._waiting = []
+            self._rows += rows
+        self._waiting = []
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _held(self, place: int) -> int:
         return 0 if self._cache is None else self._cache.lengths[place]
 
-    def _feed(self, groups: list[list[_Row]]) -> tuple[Tensor, Cache]:
-        """Feed the tokens of each group of rows once; logits and a cache with a row for each of them."""
+    def _feed(self, groups: list[list[_Row]]) -> tuple[list[_Row], Tensor, Cache]:
+        """Feed the text of each group of rows once: the rows, and their logits and cache."""
         limit = self._model.max_seq_len
         texts = []
         for rows in groups:
-            chooser = rows[0].chooser
-            tokens = chooser.history.tokens
-            texts.append(tokens if len(tokens) <= limit else window(tokens, chooser.params.sinks, limit))
+            tokens = rows[0].chooser.history.tokens
+            texts.append(tokens if len(tokens) <= limit else window(tokens, rows[0].chooser.params.sinks, limit))
         capacities = [min(rows[0].capacity, limit) for rows in groups]
         logits_BV, cache = prefill_new(self._model, texts, capacities, chunk=self._chunk, prefixes=self._prefixes)
         copies = [place for place, rows in enumerate(groups) for _ in rows]
         if len(copies) > len(groups):
             cache.keep(copies)
             logits_BV = logits_BV[copies]
-        return logits_BV, cache
+        return [row for rows in groups for row in rows], logits_BV, cache
+
+
+def _alike(groups: list[list[_Row]]) -> list[list[list[_Row]]]:
+    """Groups whose texts are fed together: none twice as long as another, so that less than half is padding."""
+    buckets: list[list[list[_Row]]] = []
+    shortest = 0
+    for rows in sorted(groups, key=lambda rows: len(rows[0].chooser.history)):
+        length = len(rows[0].chooser.history)
+        if not buckets or length > max(2 * shortest, SHORT):
+            buckets.append([])
+            shortest = length
+        buckets[-1].append(rows)
+    return buckets
 
 
 def decode(

@@ -153,10 +153,17 @@ class Session:
         return events
 
     def cancel(self, row: int, sample: int | None = None) -> list[TokenEvent]:
-        """Give up a request, or one of its answers, now; the last events of those that were not done."""
+        """Give up a request, or one of its answers, now; the last events of those that were not done.
+
+        A beam search is given up as a whole.
+        """
+        searches = [job for _, job in self._searches if job.row == row]
         self._searches = [(request, job) for request, job in self._searches if job.row != row]
         found = [number for number, job in self._jobs.items() if job.row == row]
-        return [self._take(step) for number in found for step in self._batch.cancel(number, sample)]
+        events = [self._take(step) for number in found for step in self._batch.cancel(number, sample)]
+        for job in searches:
+            events += [each.take(Step(0, None, "cancelled", n), row) for n, each in job.answers.items()]
+        return events
 
     def _take(self, step: Step) -> TokenEvent:
         job = self._jobs[step.row]

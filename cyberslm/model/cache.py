@@ -174,10 +174,12 @@ class KVCache:
         Later masks cover the longest row: padding that was fed before is forgotten.
         """
         self._whole()
-        rooms = [[layer.keys.shape[2] for layer in cache.layers] for cache in (self, other)]
-        for mine, its, room in zip(self.layers, other.layers, map(max, *rooms), strict=True):
-            for name in ("keys", "values"):
-                setattr(mine, name, _joined(getattr(mine, name), getattr(its, name), room))
+        if self._form() != other._form():
+            raise InputError(
+                f"caches with layers of {self._form()[0]} and {other._form()[0]} don't belong to one network"
+            )
+        for mine, its in zip(self.layers, other.layers, strict=True):
+            mine.keys, mine.values = _joined(mine.keys, its.keys), _joined(mine.values, its.values)
         self.lengths, self.capacities = self.lengths + other.lengths, self.capacities + other.capacities
         self.columns = max(self.lengths)
 
@@ -198,6 +200,10 @@ class KVCache:
         if list(lengths) != self.lengths:
             self.lengths = list(lengths)
             self.columns = max(self.lengths)
+
+    def _form(self) -> list[tuple[object, ...]]:
+        """Heads, widths and dtype of each layer."""
+        return [(x.keys.shape[1], x.keys.shape[3], x.values.shape[3], x.keys.dtype) for x in self.layers]
 
     def _whole(self) -> None:
         if self.is_view:
@@ -255,16 +261,11 @@ class _Shared(LayerCache):
         return self._claims.setdefault(held, mine) is mine
 
 
-def _joined(first: Tensor, second: Tensor, room: int) -> Tensor:
-    """The rows of both, with ``room`` slots."""
-    if first.shape[1] != second.shape[1] or first.shape[3] != second.shape[3] or first.dtype != second.dtype:
-        raise InputError(
-            f"caches of {tuple(first.shape)} {first.dtype} and {tuple(second.shape)} {second.dtype} don't belong to"
-            " one network"
-        )
-    rows, heads, _, width = first.shape
-    both = first.new_zeros(rows + len(second), heads, room, width)
-    both[:rows, :, : first.shape[2]] = first
+def _joined(first: Tensor, second: Tensor) -> Tensor:
+    """The rows of both, ``(B, K, S, E)`` each, in the larger room."""
+    rows, heads, room, width = first.shape
+    both = first.new_zeros(rows + len(second), heads, max(room, second.shape[2]), width)
+    both[:rows, :, :room] = first
     both[rows:, :, : second.shape[2]] = second
     return both
 

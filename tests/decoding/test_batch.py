@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import oracles
 import pytest
@@ -84,6 +85,19 @@ def test_samples_share_the_prompts_pass_and_the_first_is_the_only_one_without_th
     assert fed == [(1, 9), (3, 1), (3, 1), (3, 1)]
     assert answers[0] == answer(alone(PROMPTS[1], params), 0)
     assert len({tuple(ids) for ids in answers}) == 3
+
+
+def test_long_prompts_are_not_fed_beside_short_ones() -> None:
+    """One prompt of thousands of tokens made every short newcomer as long, in padding."""
+    config = replace(CONFIG, max_seq_len=256)
+    model, fed = weighted(config, 5), []
+    plain = model.features
+    model.features = lambda ids, *a, **k: fed.append(tuple(ids.shape)) or plain(ids, *a, **k)
+    lengths = [200, 3, 70, 64, 130, 90]
+    prompts = [torch.randint(0, VOCABULARY, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in lengths]
+    answers = complete(model, [Request(prompt, SamplingParams(max_new_tokens=3)) for prompt in prompts])
+    assert fed == [(2, 64), (3, 130), (1, 200), (6, 1), (6, 1)]
+    assert [answer for (answer,) in answers] == [oracles.greedy(model, prompt, 3) for prompt in prompts]
 
 
 def test_finish_reasons() -> None:

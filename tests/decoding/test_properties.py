@@ -105,6 +105,79 @@ def uncached(model: CyberSLM, party: Guest) -> list[int]:
     return ids
 
 
+@st.composite
+def controls(draw: st.DrawFn) -> SamplingParams:
+    """Settings of every kind at once."""
+    ids = st.lists(st.integers(0, VOCABULARY - 1), max_size=4)
+    drawn, most = draw(st.booleans()), draw(st.integers(3, 12))
+    banned = draw(ids)
+    stops = [token for token in draw(ids) if token not in banned]
+    forced = [token for token in draw(ids)[:3] if token not in (*banned, *stops, 3)]
+    return SamplingParams(
+        max_new_tokens=most,
+        min_new_tokens=draw(st.integers(0, most)),
+        temperature=draw(st.sampled_from([0.3, 1.0, 3.0])) if drawn else 0.0,
+        top_k=draw(st.sampled_from([0, 3])),
+        top_p=draw(st.sampled_from([1.0, 0.7])),
+        min_p=draw(st.sampled_from([0.0, 0.1])),
+        typical_p=draw(st.sampled_from([1.0, 0.8])),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.5, 0.7])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.5])),
+        frequency_penalty=draw(st.sampled_from([0.0, -0.5])),
+        no_repeat_ngram=draw(st.sampled_from([0, 0, 1, 2])),
+        logit_bias=draw(st.dictionaries(st.integers(0, VOCABULARY - 1), st.floats(-5, 5), max_size=2)),
+        banned_ids=banned,
+        stop_ids=stops,
+        forced_ids=forced,
+        context=draw(st.sampled_from(["error", "slide", "truncate-left"])),
+        sinks=draw(st.integers(0, 4)),
+        n=draw(st.integers(1, 3)) if drawn else 1,
+        seed=draw(st.integers(0, 99)),
+    )
+
+
+@given(
+    config=variants(),
+    parties=st.lists(
+        st.tuples(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=30), st.integers(0, 3), controls()),
+        min_size=1,
+        max_size=4,
+    ),
+    chunk=st.integers(1, 40),
+    seed=st.integers(0, 999),
+)
+def every_answer_keeps_to_its_settings(config: CyberSLMConfig, parties: list, chunk: int, seed: int) -> None:
+    """All controls in one batch, with contexts that slide: each answer as alone, in fp64, and within its own rules."""
+    model = weighted(config, seed).double()
+    guests = [Guest(*party) for party in parties]
+    together = in_company(model, guests, chunk=chunk)
+    for row, (prompt, _, params) in enumerate(guests):
+        alone = in_company(model, [Guest(prompt, 0, params)], chunk=100)
+        for sample in range(params.n):
+            ids = together[row, sample]
+            assert ids == alone[0, sample]
+            if ids[-1:] == [None]:  # no token was left
+                ids = ids[:-1]
+            ends = {3, *params.stop_ids}
+            assert len(ids) <= params.max_new_tokens
+            assert not set(ids) & set(params.banned_ids) - ends
+            assert tuple(ids[: len(params.forced_ids)]) == params.forced_ids[: len(ids)]
+            assert not ends & set(ids[: params.min_new_tokens]) | (ends & set(ids[:-1]))
+            if (n := params.no_repeat_ngram) and not params.forced_ids:
+                grams = [tuple([*prompt, *ids][i : i + n]) for i in range(len(prompt) + len(ids) - n + 1)]
+                made = grams[max(0, len(prompt) - n + 1) :]
+                assert len(set(made)) == len(made)
+                assert not set(made) & set(grams[: max(0, len(prompt) - n + 1)])
+
+
+@pytest.mark.parametrize("examples", [40, pytest.param(4_000, marks=pytest.mark.slow)])
+def test_every_answer_keeps_to_its_settings(examples: int) -> None:
+    quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    settings(max_examples=examples, derandomize=examples == 40, deadline=None, suppress_health_check=quiet)(
+        every_answer_keeps_to_its_settings
+    )()
+
+
 @pytest.mark.parametrize("examples", [300, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_every_way_says_the_same(examples: int) -> None:
     quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]

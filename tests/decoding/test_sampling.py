@@ -96,12 +96,61 @@ def test_top_k_keeps_the_k_largest(seed: int, k: int) -> None:
         *(("top_k", v) for v in (-3, 2.5, "x", None, True, 1 << 70)),
         *(("max_new_tokens", v) for v in (-1, 0, 2.5, "x", True)),
         *(("seed", v) for v in ("x", -1, 1.5, 1 << 63)),
+        *(("min_p", v) for v in (-0.1, 1.1, math.nan, None)),
+        *(("typical_p", v) for v in (0, 1.1, math.nan)),
+        *(("repetition_penalty", v) for v in (0, -1, 0.001, 101, math.nan, math.inf, True)),
+        *((name, v) for name in ("presence_penalty", "frequency_penalty") for v in (-101, 101, math.nan, "x")),
+        *(("length_penalty", v) for v in (-11, 11, math.inf)),
+        *(("no_repeat_ngram", v) for v in (-1, 1025, 1.5)),
+        *(("min_new_tokens", v) for v in (-1, None, 1.5)),
+        *(("logprobs", v) for v in (-1, 21, 1.0, True)),
+        *((name, v) for name in ("n", "beams") for v in (0, 1025, None, 1.5)),
+        *(("sinks", v) for v in (-1, None)),
+        *(("context", v) for v in ("slid", None, True)),
+        *((name, 3) for name in ("banned_ids", "stop_ids", "forced_ids", "logit_bias")),
+        *((name, "12") for name in ("banned_ids", "stop_ids", "forced_ids", "logit_bias")),
     ],
 )
 def test_value_out_of_range_is_refused_by_name(field: str, value: object) -> None:
     """G11 (lattice#328): NaN or negative settings were accepted and inverted or disabled the sampler."""
     with pytest.raises(GenerationError, match=f"^{field} must be .*not {value!r}".replace("(", r"\(")):
         SamplingParams(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"banned_ids": [1, -2]}, "banned_ids must be ids, whole numbers from 0, not -2"),
+        ({"stop_ids": [1.0]}, "stop_ids must be ids, whole numbers from 0, not 1.0"),
+        ({"forced_ids": [True]}, "forced_ids must be ids"),
+        ({"logit_bias": {"3": 1.0}}, "logit_bias must be ids, whole numbers from 0, not '3'"),
+        ({"logit_bias": {3: math.nan}}, "logit_bias must be from -100 to 100, not nan .of id 3"),
+        ({"logit_bias": {3: 101}}, "not 101"),
+        ({"min_new_tokens": 5, "max_new_tokens": 4}, "min_new_tokens must be at most max_new_tokens 4, not 5"),
+        ({"forced_ids": [1, 2], "max_new_tokens": 1}, "forced_ids must be at most max_new_tokens 1 ids, not 2"),
+        ({"forced_ids": [1, 2], "banned_ids": [2]}, "forced_ids must be none of banned_ids, not 2"),
+        ({"forced_ids": [1, 2], "stop_ids": [1]}, "forced_ids must be none of stop_ids, not 1"),
+        ({"n": 2}, "n must be 1 without temperature, not 2"),
+        ({"n": 3, "beams": 2}, "n must be at most beams 2, not 3"),
+        ({"beams": 2, "temperature": 0.5}, "temperature must be 0 with beams 2, not 0.5"),
+        ({"beams": 2, "stop": "x"}, "stop must be empty with beams 2"),
+        ({"beams": 2, "context": "slide"}, "context must be error or truncate-left with beams 2, not 'slide'"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings: dict, words: str) -> None:
+    with pytest.raises(GenerationError, match=words):
+        SamplingParams(**settings)
+
+
+def test_settings_are_values() -> None:
+    one = SamplingParams(stop=["a", "a"], banned_ids=range(3), logit_bias={1: 2})
+    assert one == SamplingParams(stop="a", banned_ids=[0, 1, 2], logit_bias={1: 2.0})
+    assert hash(one) == hash(SamplingParams(stop="a", banned_ids=[0, 1, 2]))
+    assert (one.stop, one.banned_ids, one.logit_bias) == (("a",), (0, 1, 2), {1: 2.0})
+    given = {1: 2.0}
+    mine = SamplingParams(logit_bias=given)
+    given[1] = 500.0
+    assert mine.logit_bias == {1: 2.0}
 
 
 def test_logits_that_are_not_finite_are_an_error_not_a_token() -> None:

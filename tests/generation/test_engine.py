@@ -304,13 +304,14 @@ def test_requests_come_and_go_in_a_session(engine: Engine) -> None:
     assert (cancelled.row, cancelled.sample, cancelled.token_id, cancelled.finish_reason) == (2, 1, None, "cancelled")
     assert session.cancel(2, 1) == []
     gone = session.join("y", SamplingParams(beams=2))
-    assert session.cancel(gone) == []
+    assert [(event.row, event.finish_reason) for event in session.cancel(gone)] == [(gone, "cancelled")]
     while len(session):
         events += session.step()
     for row, prompt in ((0, "a b c"), (1, "x")):
         alone = engine.generate(prompt, max_new_tokens=9 if row == 0 else 4, beams=row + 1)[0]
         assert "".join(event.text for event in events if event.row == row) == alone.text
     assert {event.row for event in events} == {0, 1, 2}
+    assert len(session) == 0
 
 
 def test_guides_are_given_one_for_each_prompt(engine: Engine) -> None:

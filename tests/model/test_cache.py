@@ -205,3 +205,35 @@ def test_inference_mode_may_be_left_with_a_pair_and_is_named_with_a_cache() -> N
         assert layer(x, kv_cache=pair, use_cache=True).present[0].shape[2] == 6
         with pytest.raises(InputError, match="made in torch.inference_mode"):
             model(ids(1, 2), cache=cache)
+
+
+@torch.no_grad()
+def test_appended_rows_go_on_as_alone() -> None:
+    """With rooms, lengths and capacities of their own; the cache they came from stays as it is."""
+    model = CyberSLM(CONFIG, seed=1).eval()
+    first, second = model.new_cache(2, [400, 20]), model.new_cache(1, 500)
+    model(ids(2, 5), cache=first)
+    model(ids(1, 300), cache=second)
+    kept = [layer.keys.clone() for layer in second.layers]
+    first.append(second)
+    assert (first.lengths, first.capacities, first.columns) == ([5, 5, 300], [400, 20, 500], 300)
+    assert rooms(first) == {500}
+    got = model(ids(3, 1), cache=first)[:, 0]
+    for row, text in enumerate((*ids(2, 5), ids(1, 300)[0])):
+        whole = torch.cat((text, ids(3, 1)[row])).unsqueeze(0)
+        torch.testing.assert_close(got[row], model(whole)[0, -1], atol=1e-5, rtol=1e-5)
+    assert second.lengths == [300]
+    assert all(torch.equal(layer.keys, before) for layer, before in zip(second.layers, kept, strict=True))
+
+
+def test_caches_of_two_networks_are_not_joined() -> None:
+    other = CyberSLMConfig(vocab_size=50, hidden_dim=32, num_layers=3, num_heads=4, ffn_hidden_dim=48)
+    for wrong in (
+        KVCache(other, batch_size=1, capacity=8),
+        KVCache(CONFIG, batch_size=1, capacity=8, dtype=torch.half),
+    ):
+        with pytest.raises(InputError, match="don't belong to one network"):
+            KVCache(CONFIG, batch_size=1, capacity=8).append(wrong)
+    cache = KVCache(CONFIG, batch_size=1, capacity=8)
+    with pytest.raises(InputError, match="the view of one layer"):
+        cache.view(0).append(cache)

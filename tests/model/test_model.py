@@ -222,6 +222,32 @@ def test_generate_leaves_mode_and_global_random_state_alone() -> None:
     assert model.training
 
 
+def test_generate_takes_every_setting_of_sampling() -> None:
+    ids = random_ids(2, 5)
+    free = MODELS[2].generate(ids, 6)
+    banned = MODELS[2].generate(ids, 6, banned_ids=free[:, 5].tolist())
+    assert not set(free[:, 5].tolist()) & set(banned[:, 5:].flatten().tolist())
+    several = MODELS[2].generate(ids, 6, n=3, temperature=1.0, seed=2)
+    assert several[:, :5].tolist() == ids.repeat_interleave(3, 0).tolist()
+    assert several[0].tolist()[:5] == MODELS[2].generate(ids, 6, temperature=1.0, seed=2)[0].tolist()[:5]
+    best = MODELS[2].generate(ids, 6, beams=4, n=2)
+    assert best.shape[0] == 4
+    for words, setting in (("unknown setting 'temprature'", {"temprature": 1}), ("stop is for Engine", {"stop": "x"})):
+        with pytest.raises(GenerationError, match=words):
+            MODELS[2].generate(ids, 6, **setting)
+    with pytest.raises(GenerationError, match="logprobs is for Engine"):
+        MODELS[2].generate(ids, 6, logprobs=0)
+
+
+def test_one_step_of_decoding_equals_the_pass_over_all() -> None:
+    model, ids = MODELS[2], random_ids(2, 6)
+    cache = model.new_cache(2, 6)
+    with torch.no_grad():
+        model(ids[:, :5], cache=cache)
+        torch.testing.assert_close(model.next_logits(ids[:, 5], cache), model(ids)[:, -1], atol=1e-5, rtol=1e-5)
+    assert cache.lengths == [6, 6]
+
+
 def test_generate_checks_prompt_and_budget_before_any_work() -> None:
     with pytest.raises(GenerationError, match="prompt's 40 tokens and max_new_tokens 9 do not fit .* context of 48"):
         MODELS[2].generate(random_ids(1, 40), 9)
