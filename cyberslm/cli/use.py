@@ -143,6 +143,8 @@ def generate(
     for made in engine.generate(prompts, params, demand=demands):
         _write(json.dumps(_record(made), ensure_ascii=False) + "\n" if as_json else made.prompt + made.text + "\n")
         _notes(made.truncated, made.finish_reason)
+        if made.valid is False:
+            say(f"note: the answer is not whole: it ended ({made.finish_reason}) before it met what was asked of it")
 
 
 def quantize(

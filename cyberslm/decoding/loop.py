@@ -213,9 +213,7 @@ class Batch:
             if row.finish is None:
                 (staying if self._held(place) < self._model.max_seq_len else full).append(place)
         groups = [[self._rows[place]] for place in full] + self._waiting
-        fed = [
-            self._feed(bucket) for bucket in _alike(groups)
-        ]  # first: if it fails, those in the cache are as they were
+        fed = list(map(self._feed, _alike(groups)))  # first: if it fails, those in the cache are as they were
         parts = []
         if len(staying) < len(self._rows) and staying and self._cache is not None:
             self._cache.keep(staying)

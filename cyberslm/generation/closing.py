@@ -1,10 +1,11 @@
 """Ending in time: near the end of the budget, only tokens after which the answer can still be finished.
 
 A known ending is carried along: a list of tokens that would finish the answer from here. It is found by greedy search
-that prefers what closes (quotes, brackets, line ends), and proved by the matcher, so it may be longer than the best one
-but never wrong. While there is plenty of room nothing is narrowed. When the room left nears the ending's length, a
-token passes only if an ending that fits is known behind it; the ending's own first token always passes. So an answer
-with a known ending is whole within its budget, unless one single token far from the end asks for more than the margin.
+that prefers what closes (quotes, brackets, line ends, words of the constraint), and proved by the matcher, so it may be
+longer than the best one but never wrong. While there is plenty of room nothing is narrowed. When the room left nears
+the ending's length, a token passes only if an ending that fits is known behind it; the ending's own first token always
+passes. So an answer with a known ending is whole within its budget, unless one single token far from the end asks for
+more than the margin.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _SEARCHED = 24
 _LONGEST = 1024
 _DEEPEST = 48
 _WIDEST = 200
+_PAUSE = 3
 _FREE = b"qZ7"
 _FEW = 8
 _ENDS = b"]})>\"\n'`/.;,:| "
@@ -37,7 +39,7 @@ _DEPTH = bytes(byte for byte in _ORDER if byte not in b" \n") + b" \n"
 
 
 class Words:
-    """A vocabulary as a way to spell bytes."""
+    """A vocabulary as a way to spell bytes. Of several ids with the same bytes the first is taken."""
 
     def __init__(self, table: Sequence[bytes], eos_id: int) -> None:
         self.eos_id = eos_id
@@ -46,9 +48,9 @@ class Words:
             if data:
                 self._ids.setdefault(data, token)
         self._longest = max(map(len, self._ids), default=0)
-
-    def token(self, byte: int) -> int | None:
-        return self._ids.get(bytes([byte]))
+        self.free = self._known(_FREE) if all(bytes([byte]) in self._ids for byte in _FREE) else None
+        self.order, self.ends, self.outward = self._known(_ORDER), set(self._known(_ENDS).tolist()), self._known(_DEPTH)
+        self.visible = self._known(b"\n " + bytes(range(0x21, 0x7F))).tolist()
 
     def spell(self, data: bytes) -> list[int] | None:
         """Tokens of some bytes, the longest first that fits at each place; None where none does."""
@@ -66,20 +68,23 @@ class Words:
 
     def spell_singly(self, data: bytes) -> list[int]:
         """A token for each byte that has one."""
-        return [token for byte in data if (token := self.token(byte)) is not None]
+        return self._known(data).tolist()
 
-    def singles(self) -> list[int]:
-        """Tokens of one ASCII character that can be seen, or a space or line end."""
-        return [token for byte in (*b"\n ", *range(0x21, 0x7F)) if (token := self.token(byte)) is not None]
+    def _known(self, data: bytes) -> np.ndarray:
+        return np.array([token for byte in data if (token := self._ids.get(bytes([byte]))) is not None], dtype=np.int64)
 
 
 class Closing:
     """The known ending of one answer, which a `GrammarGuide` consults."""
 
-    def __init__(self, words: Words, matcher: Any, budget: int, admits: Admits | None) -> None:
+    def __init__(
+        self, words: Words, matcher: Any, budget: int, admits: Admits | None, literals: Sequence[str] = ()
+    ) -> None:
         self.words, self._admits = words, admits
-        self._limit = min(budget + 1, _LONGEST)
+        self._literals = [tokens for literal in literals if (tokens := words.spell(literal.encode()))]
+        self._limit = _LONGEST
         self.shortest = self._ending(matcher, wide=True)
+        self._limit = min(budget, _LONGEST)
         self._ending_now = self.shortest
         self._margin = min(max(len(self.shortest or ()) // 2, MARGINS[0]), MARGINS[-1])
         self._known: dict[int, list[int]] = {}
@@ -107,6 +112,7 @@ class Closing:
         if ending is None or matcher.validate_tokens([*ending, self.words.eos_id]) <= len(ending):
             ending = self._ending_now = self._ending(matcher)
         if ending is None or len(ending) > room:
+            self._wait = _PAUSE
             return mask
         spare = room - len(ending) - self._margin
         if spare > 0:
@@ -167,28 +173,27 @@ class Closing:
         return None
 
     def _pick(self, matcher: Any) -> list[int]:
-        """One token. In free text what ends it, in a word too; elsewhere what closes, then what goes least deep."""
-        bits = matcher.compute_bitmask()
-        may = [byte for byte in _ORDER if (token := self.words.token(byte)) is not None and _has(bits, token)]
-        if self._is_free(bits):
-            may = [byte for byte in may if byte not in _ENDS or self._ends_text(matcher, byte)]
-        elif len(may) <= _FEW:
-            may = sorted(may, key=_DEPTH.find)
-        if may:
-            return [token for byte in may[:1] if (token := self.words.token(byte)) is not None]
-        others = np.flatnonzero(np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")).tolist()
-        return [token for token in others if token != self.words.eos_id][:1]
+        """In free text what ends it, in a word too; elsewhere what closes, then what goes least deep."""
+        mask = _unpacked(matcher.compute_bitmask())
+        may = self.words.order[mask[self.words.order]].tolist()
+        if self._is_free(mask):
+            ends = [[token] for token in may if token in self.words.ends] + self._literals
+            ending = next((tokens for tokens in ends if self._ends_text(matcher, tokens)), None)
+            return ending or [token for token in may if token not in self.words.ends][:1]
+        if 0 < len(may) <= _FEW:
+            may = self.words.outward[mask[self.words.outward]].tolist()
+        return may[:1] or [token for token in np.flatnonzero(mask).tolist() if token != self.words.eos_id][:1]
 
-    def _ends_text(self, matcher: Any, byte: int) -> bool:
+    def _ends_text(self, matcher: Any, tokens: list[int]) -> bool:
         after = matcher.deep_copy()
-        return bool(
-            after.consume_tokens([self.words.token(byte)])
-            and (after.is_accepting() or not self._is_free(after.compute_bitmask()))
+        return (
+            matcher.validate_tokens(tokens) == len(tokens)
+            and after.consume_tokens(tokens)
+            and (after.is_accepting() or not self._is_free(_unpacked(after.compute_bitmask())))
         )
 
-    def _is_free(self, bits: bytes) -> bool:
-        tokens = (self.words.token(byte) for byte in _FREE)
-        return all(token is not None and _has(bits, token) for token in tokens)
+    def _is_free(self, mask: np.ndarray) -> bool:
+        return self.words.free is not None and bool(mask[self.words.free].all())
 
     def _spread(self, matcher: Any) -> list[int] | None:
         """Breadth-first over states that allow different tokens: finds what greed passes by."""
@@ -197,7 +202,7 @@ class Closing:
         for _ in range(_DEEPEST):
             after: list[tuple[Any, list[int]]] = []
             for at, path in level:
-                for token in self.words.singles():
+                for token in self.words.visible:
                     if at.validate_tokens([token]) != 1:
                         continue
                     here = at.deep_copy()
@@ -212,5 +217,5 @@ class Closing:
         return None
 
 
-def _has(bits: bytes, token: int) -> bool:
-    return bool(bits[token >> 3] >> (token & 7) & 1)
+def _unpacked(bits: bytes) -> np.ndarray:
+    return np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little").astype(bool)

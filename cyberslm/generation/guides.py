@@ -65,7 +65,7 @@ class Guides:
             at_start=self._at_start(prompt_ids),
             admits=text.admits if demand.ground else None,
         )
-        return BothGuide(grammar, text, grounded=demand.ground is not None)
+        return BothGuide(grammar, text, grounded=demand.ground is not None) if walks else grammar
 
     def is_met(self, demand: Demand, *, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> bool:
         """Whether an answer, ``ids`` without a stop id, is whole and uncut, and invents no identifier."""

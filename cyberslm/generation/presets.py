@@ -163,7 +163,7 @@ def _comparisons(text: str) -> Iterable[str]:
             if kind == "hash":
                 yield from (f"file:hashes.{path} = '{name}'" for path, size in _HASH_SIZES.items() if len(name) == size)
             elif not kind.startswith("ip") or _is_address(name):
-                yield f"{_PATHS[kind]}:value = '{name}'"
+                yield f"{_PATHS[kind]}:value = '{re.sub('^hxxp', 'http', name)}'"
 
 
 def _is_address(value: str) -> bool:
