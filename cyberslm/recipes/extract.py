@@ -26,7 +26,7 @@ from cyberslm.generation.schemas import MAX_SCHEMA_CHARS
 from cyberslm.recipes.labels import TEXT, beginning
 from cyberslm.recipes.use import find_model, load
 from cyberslm.recipes.work import Done, Row, Task, Worker, work_through
-from cyberslm.training.trackers import Screen
+from cyberslm.training.trackers import Screen, count
 
 DEFAULT_TEMPLATE = "{text}\nJSON:\n"
 BATCH_ROWS = 16
@@ -109,7 +109,7 @@ class Extracted:
             if status in meanings:
                 yield f"{number:,} without fields: {meanings[status]} (status {status})"
         if self.shortened:
-            yield f"{self.shortened:,} texts were longer than the context has room for: only their beginnings were read"
+            yield f"{count(self.shortened, 'text')} longer than the context has room for, read from the beginning alone"
         yield from self.done.lines(out)
 
 

@@ -141,7 +141,7 @@ def test_long_texts_are_read_from_their_beginnings(run: Run, tmp_path: Path) -> 
     assert first["cut"] > 17_000
     assert second["cut"] == 0
     assert summary.shortened == 1
-    assert "1 texts were longer" in "\n".join(summary.lines(tmp_path / "out.jsonl"))
+    assert "1 text longer than" in "\n".join(summary.lines(tmp_path / "out.jsonl"))
 
 
 class Killed(BaseException):
