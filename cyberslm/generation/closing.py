@@ -1,7 +1,7 @@
 """Ending in time: near the end of the budget, only tokens after which the answer can still be finished.
 
 A known ending is carried along: a list of tokens that would finish the answer from here. It is found by greedy search
-that prefers what closes (quotes, brackets, line ends), and proved by the matcher, so it may be longer than the best one
+that prefers what closes (quotes, brackets, line ends, words of the constraint), and proved by the matcher, so it may be longer than the best one
 but never wrong. While there is plenty of room nothing is narrowed. When the room left nears the ending's length, a
 token passes only if an ending that fits is known behind it; the ending's own first token always passes. So an answer
 with a known ending is whole within its budget, unless one single token far from the end asks for more than the margin.
@@ -17,8 +17,8 @@ import numpy as np
 
 Admits = Callable[[Sequence[int]], bool]
 
-MARGIN = 24
-"""Tokens of room beyond the ending under which choices are narrowed."""
+MARGINS = range(24, 65)
+"""Tokens of room beyond the ending under which choices are narrowed; half the shortest answer within these."""
 
 GROWTH = 8
 """The most by which one token is taken to lengthen the ending, between two looks at it."""
@@ -29,14 +29,16 @@ _SEARCHED = 24
 _LONGEST = 1024
 _DEEPEST = 48
 _WIDEST = 200
+_PAUSE = 3
 _FREE = b"qZ7"
-_CLOSERS = b"]})>"
-_ENDS = b"\"\n')]}>`/.; "
-_FILLER = b"a0A1e-_:, {[" + bytes(range(0x21, 0x7F))
+_FEW = 8
+_ENDS = b"]})>\"\n'`/.;,:| "
+_ORDER = _ENDS + b"a0A1e-_{[" + bytes(byte for byte in range(0x21, 0x7F) if byte not in _ENDS + b"a0A1e-_{[")
+_DEPTH = bytes(byte for byte in _ORDER if byte not in b" \n") + b" \n"
 
 
 class Words:
-    """A vocabulary as a way to spell bytes."""
+    """A vocabulary as a way to spell bytes. Of several ids with the same bytes the first is taken."""
 
     def __init__(self, table: Sequence[bytes], eos_id: int) -> None:
         self.eos_id = eos_id
@@ -45,9 +47,9 @@ class Words:
             if data:
                 self._ids.setdefault(data, token)
         self._longest = max(map(len, self._ids), default=0)
-
-    def token(self, byte: int) -> int | None:
-        return self._ids.get(bytes([byte]))
+        self.free = self._known(_FREE) if all(bytes([byte]) in self._ids for byte in _FREE) else None
+        self.order, self.ends, self.outward = self._known(_ORDER), set(self._known(_ENDS).tolist()), self._known(_DEPTH)
+        self.visible = self._known(b"\n " + bytes(range(0x21, 0x7F))).tolist()
 
     def spell(self, data: bytes) -> list[int] | None:
         """Tokens of some bytes, the longest first that fits at each place; None where none does."""
@@ -63,19 +65,27 @@ class Words:
             at += size
         return tokens
 
-    def singles(self) -> list[int]:
-        """Tokens of one ASCII character that can be seen, or a space or line end."""
-        return [token for byte in (*b"\n ", *range(0x21, 0x7F)) if (token := self.token(byte)) is not None]
+    def spell_singly(self, data: bytes) -> list[int]:
+        """A token for each byte that has one."""
+        return self._known(data).tolist()
+
+    def _known(self, data: bytes) -> np.ndarray:
+        return np.array([token for byte in data if (token := self._ids.get(bytes([byte]))) is not None], dtype=np.int64)
 
 
 class Closing:
     """The known ending of one answer, which a `GrammarGuide` consults."""
 
-    def __init__(self, words: Words, matcher: Any, budget: int, admits: Admits | None) -> None:
-        self._words, self._admits = words, admits
-        self._limit = min(budget + 1, _LONGEST)
+    def __init__(
+        self, words: Words, matcher: Any, budget: int, admits: Admits | None, literals: Sequence[str] = ()
+    ) -> None:
+        self.words, self._admits = words, admits
+        self._literals = [tokens for literal in literals if (tokens := words.spell(literal.encode()))]
+        self._limit = _LONGEST
         self.shortest = self._ending(matcher, wide=True)
+        self._limit = min(budget, _LONGEST)
         self._ending_now = self.shortest
+        self._margin = min(max(len(self.shortest or ()) // 2, MARGINS[0]), MARGINS[-1])
         self._known: dict[int, list[int]] = {}
         self._wait = 0
 
@@ -98,13 +108,14 @@ class Closing:
         if self.shortest is None or self._wait > 0:
             return mask
         ending = self._ending_now
-        if ending is None or matcher.validate_tokens([*ending, self._words.eos_id]) <= len(ending):
+        if ending is None or matcher.validate_tokens([*ending, self.words.eos_id]) <= len(ending):
             ending = self._ending_now = self._ending(matcher)
         if ending is None or len(ending) > room:
+            self._wait = _PAUSE
             return mask
-        spare = room - len(ending)
-        if spare > MARGIN:
-            self._wait = (spare - MARGIN) // (GROWTH + 1) + 1
+        spare = room - len(ending) - self._margin
+        if spare > 0:
+            self._wait = spare // (GROWTH + 1) + 1
             return mask
         self._known = dict(self._passing(mask, matcher, ending, room - 1))
         narrowed = np.zeros_like(mask)
@@ -116,7 +127,7 @@ class Closing:
         tokens = np.flatnonzero(mask)
         alone = len(tokens) <= _SEARCHED
         for token in tokens[: _TRIED_TOGETHER if self._admits else _TRIED].tolist():
-            if token == self._words.eos_id:
+            if token == self.words.eos_id:
                 continue
             rest = self._kept(matcher, token, ending)
             if rest is None and alone:
@@ -130,7 +141,7 @@ class Closing:
         """What of the known ending still ends the answer behind a token."""
         for skipped in range(min(3, len(ending) + 1)):
             rest = ending[skipped:]
-            if matcher.validate_tokens([token, *rest, self._words.eos_id]) == len(rest) + 2:
+            if matcher.validate_tokens([token, *rest, self.words.eos_id]) == len(rest) + 2:
                 return rest
         return None
 
@@ -142,42 +153,46 @@ class Closing:
         return self._admits is None or self._admits(tokens)
 
     def _ending(self, matcher: Any, *, wide: bool = False) -> list[int] | None:
-        """Tokens that finish the answer from here, by the first way of closing that comes to an end."""
-        for end in _ENDS:
-            path = self._greedy(matcher.deep_copy(), end)
-            if path is not None and self._admitted(path):
-                return path
-        path = self._spread(matcher) if wide else None
+        """Tokens that finish the answer from here: the greedy way, else, if ``wide``, by search."""
+        path = self._greedy(matcher.deep_copy())
+        if path is None and wide:
+            path = self._spread(matcher)
         return path if path is not None and self._admitted(path) else None
 
-    def _greedy(self, matcher: Any, end: int) -> list[int] | None:
+    def _greedy(self, matcher: Any) -> list[int] | None:
         path: list[int] = []
         while len(path) <= self._limit and not matcher.is_error():
             if matcher.is_accepting():
                 return path
-            tokens = self._words.spell(matcher.compute_ff_bytes()) or self._pick(matcher, end)
+            tokens = self.words.spell(matcher.compute_ff_bytes()) or self._pick(matcher)
             valid = matcher.validate_tokens(tokens)
             if not valid or not matcher.consume_tokens(tokens[:valid]):
                 return None
             path += tokens[:valid]
         return None
 
-    def _pick(self, matcher: Any, end: int) -> list[int]:
-        """One token: in free text what may end it, elsewhere what closes; then what fills."""
-        bits = matcher.compute_bitmask()
+    def _pick(self, matcher: Any) -> list[int]:
+        """In free text what ends it, in a word too; elsewhere what closes, then what goes least deep."""
+        mask = _unpacked(matcher.compute_bitmask())
+        may = self.words.order[mask[self.words.order]].tolist()
+        if self._is_free(mask):
+            ends = [[token] for token in may if token in self.words.ends] + self._literals
+            ending = next((tokens for tokens in ends if self._ends_text(matcher, tokens)), None)
+            return ending or [token for token in may if token not in self.words.ends][:1]
+        if 0 < len(may) <= _FEW:
+            may = self.words.outward[mask[self.words.outward]].tolist()
+        return may[:1] or [token for token in np.flatnonzero(mask).tolist() if token != self.words.eos_id][:1]
 
-        def may(byte: int) -> int | None:
-            token = self._words.token(byte)
-            return token if token is not None and bits[token >> 3] >> (token & 7) & 1 else None
+    def _ends_text(self, matcher: Any, tokens: list[int]) -> bool:
+        after = matcher.deep_copy()
+        return (
+            matcher.validate_tokens(tokens) == len(tokens)
+            and after.consume_tokens(tokens)
+            and (after.is_accepting() or not self._is_free(_unpacked(after.compute_bitmask())))
+        )
 
-        free = all(may(byte) is not None for byte in _FREE)
-        order = (end, *_FILLER) if free else (*_CLOSERS, end, *_ENDS, *_FILLER)
-        for byte in order:
-            token = may(byte)
-            if token is not None:
-                return [token]
-        others = np.flatnonzero(np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")).tolist()
-        return [token for token in others if token != self._words.eos_id][:1]
+    def _is_free(self, mask: np.ndarray) -> bool:
+        return self.words.free is not None and bool(mask[self.words.free].all())
 
     def _spread(self, matcher: Any) -> list[int] | None:
         """Breadth-first over states that allow different tokens: finds what greed passes by."""
@@ -186,7 +201,7 @@ class Closing:
         for _ in range(_DEEPEST):
             after: list[tuple[Any, list[int]]] = []
             for at, path in level:
-                for token in self._words.singles():
+                for token in self.words.visible:
                     if at.validate_tokens([token]) != 1:
                         continue
                     here = at.deep_copy()
@@ -199,3 +214,7 @@ class Closing:
                         after.append((here, [*path, token]))
             level = after
         return None
+
+
+def _unpacked(bits: bytes) -> np.ndarray:
+    return np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little").astype(bool)

@@ -10,6 +10,7 @@ compiler and each step have a limit of work; beyond it the row ends unfinished.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,6 +27,8 @@ from cyberslm.text.codec import ESCAPE, SPACE_MARK
 
 MAX_REGEX_CHARS = 20_000
 MAX_GRAMMAR_CHARS = 1 << 18
+MAX_LITERALS = 24
+_LITERAL = re.compile(r"[A-Za-z0-9 ]{2,24}")
 MAX_CHOICES = 20_000
 MAX_CHOICE_CHARS = 1 << 20
 _JSON_FORM = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":", "lenient": False}
@@ -33,7 +36,7 @@ _PLAIN_ESCAPES = {"json_allowed_escapes": '"\\'}
 _LIMITS = {
     "max_items_in_row": 2_000,
     "initial_lexer_fuel": 2_000_000,
-    "step_lexer_fuel": 500_000,
+    "step_lexer_fuel": 1_000_000,
     "step_max_items": 50_000,
     "max_lexer_states": 100_000,
     "max_grammar_size": 500_000,
@@ -87,6 +90,7 @@ class Grammars:
         )
         self._limits = self._library.LLParserLimits(**_LIMITS)
         self._words = Words(vocabulary.table, eos_id)
+        self._same = _first_of_same(vocabulary.table)
         self._compiled: dict[tuple[Constraint, bool, bool], Any] = {}
 
     def guide(
@@ -104,21 +108,25 @@ class Grammars:
         ``admits`` is what else binds the answer. Raises `GenerationError` for what can't be compiled, met or finished.
         """
         matcher = self._matcher(constraint, at_start=at_start, plain=admits is not None).deep_copy()
-        closing = Closing(self._words, matcher, budget, admits)
+        literals = dict.fromkeys(_LITERAL.findall(constraint.source[:MAX_REGEX_CHARS]))
+        closing = Closing(self._words, matcher, budget, admits, list(literals)[-MAX_LITERALS:])
         if closing.shortest is None and constraint.kind == "json_schema" and admits is None:
-            raise GenerationError(f"the JSON schema can't be met: no answer that ends was found in {budget} tokens")
+            raise GenerationError(f"the JSON schema can't be met: no answer that ends was found")
         if closing.shortest is not None and len(closing.shortest) > budget:
             raise GenerationError(
                 f"max_new_tokens {budget} is too small for {_NAMES[constraint.kind]}:"
                 f" the shortest answer found has {len(closing.shortest)} tokens"
             )
-        return GrammarGuide(matcher, closing, self._vocabulary.empty, list(stop_ids), budget)
+        return GrammarGuide(matcher, closing, self._same, list(stop_ids), budget)
 
     def accepts(self, constraint: Constraint, ids: Iterable[int], *, at_start: bool = False) -> bool:
         """Whether an answer, without its stop id, is whole."""
         matcher = self._matcher(constraint, at_start=at_start, plain=False).deep_copy()
-        tokens = list(ids)
-        return bool(matcher.consume_tokens(tokens)) and bool(matcher.is_accepting())
+        for token in ids:
+            matcher.compute_bitmask()  # as while it was made: each step has work of its own to spend
+            if not matcher.consume_token(int(self._same[token])):
+                return False
+        return bool(matcher.is_accepting())
 
     def _matcher(self, constraint: Constraint, *, at_start: bool, plain: bool) -> Any:
         key = (constraint, at_start and bool(self._prefix), plain)
@@ -172,27 +180,32 @@ _NAMES = {
 
 
 class GrammarGuide:
-    """A `Guide` that keeps to a compiled constraint."""
+    """A `Guide` that keeps to a compiled constraint. ``same`` gives for each id the first with the same bytes, which is
+    the one that the matcher knows."""
 
-    def __init__(self, matcher: Any, closing: Closing, controls: np.ndarray, stops: list[int], budget: int) -> None:
-        self._matcher, self._closing, self._controls = matcher, closing, controls
+    def __init__(self, matcher: Any, closing: Closing, same: np.ndarray, stops: list[int], budget: int) -> None:
+        self._matcher, self._closing, self._same = matcher, closing, same
         self._stops, self._room = stops, budget
 
     def allowed(self) -> Tensor:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        mask = np.unpackbits(bits, count=len(self._controls), bitorder="little").astype(bool)
-        mask[self._controls] = False
+        mask = np.unpackbits(bits, count=len(self._same), bitorder="little").astype(bool)
         failed = self._matcher.is_error()
         if failed:
             mask[:] = False
         else:
-            mask = self._closing.narrow(mask, self._matcher, self._room)
+            mask = self._closing.narrow(mask, self._matcher, self._room)[self._same]
         mask[self._stops] = not failed and self._matcher.is_accepting()
         return torch.from_numpy(mask)
 
+    def may_continue(self, token: int, data: bytes) -> bool:
+        """Whether a token and then these bytes, one by one, may come next."""
+        tokens = [int(self._same[token]), *self._closing.words.spell_singly(data)]
+        return bool(self._matcher.validate_tokens(tokens) == len(tokens))
+
     def accept(self, token: int) -> None:
-        self._matcher.consume_token(token)
-        self._closing.accept(token)
+        self._matcher.consume_token(int(self._same[token]))
+        self._closing.accept(int(self._same[token]))
         self._room -= 1
 
     @property
@@ -201,23 +214,33 @@ class GrammarGuide:
 
     def fork(self, admits: Admits | None = None) -> GrammarGuide:
         matcher, closing = self._matcher.deep_copy(), self._closing.fork(admits)
-        return GrammarGuide(matcher, closing, self._controls, self._stops, self._room)
+        return GrammarGuide(matcher, closing, self._same, self._stops, self._room)
 
 
 class _Wrapper:
-    """The tokenizer in the form in which llguidance takes one: bytes, special ids, and a way to encode."""
+    """The tokenizer in the form in which llguidance takes one: bytes, special ids, and a way to encode.
+
+    Ids without text, and all but the first with the same bytes, pass as special: no grammar lets them come.
+    """
 
     is_tokenizer_wrapper = True
     bos_token_id = None
 
     def __init__(self, vocabulary: Vocabulary, eos_id: int) -> None:
         self.eos_token_id = eos_id
-        self.tokens = [data or b"<%d>" % token for token, data in enumerate(vocabulary.table)]
-        self.special_token_ids = np.flatnonzero(vocabulary.empty).tolist()
+        hidden = vocabulary.empty | (_first_of_same(vocabulary.table) != np.arange(len(vocabulary.table)))
+        self.tokens = [b"<%d>" % t if hidden[t] else data for t, data in enumerate(vocabulary.table)]
+        self.special_token_ids = np.flatnonzero(hidden).tolist()
         self._words = Words(vocabulary.table, eos_id)
 
     def __call__(self, text: str | bytes) -> list[int]:
         return self._words.spell(text.encode() if isinstance(text, str) else text) or []
+
+
+def _first_of_same(table: Sequence[bytes]) -> np.ndarray:
+    """For each id the first with the same bytes; itself where it has none."""
+    first: dict[bytes, int] = {}
+    return np.array([first.setdefault(data, token) if data else token for token, data in enumerate(table)])
 
 
 def _sized(name: str, text: object, limit: int) -> str:

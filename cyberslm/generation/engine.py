@@ -1,47 +1,54 @@
-"""`Engine`: text in, text out. It adds to the decoding loop what needs a tokenizer: encoding prompts, text that streams
-without ever cutting a character, and ids that must not be made (padding, unknown, beginning of document, rows of the
-embedding beyond the vocabulary). `generate` collects `stream`; one prompt is a batch of one.
+"""`Engine`: text in, text out. `generate` collects `stream`, which is a `Session` run to its end; one prompt is a batch
+of one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from cyberslm.decoding.loop import FinishReason, budget_for, decode
-from cyberslm.decoding.sampling import SamplingParams
+from cyberslm.decoding.guide import Guide
+from cyberslm.decoding.request import FinishReason, Likelihood, fit
+from cyberslm.decoding.sampling import SamplingParams, with_settings
 from cyberslm.errors import GenerationError
 from cyberslm.generation.guides import NOTHING, Demand, Guides
+from cyberslm.generation.session import Prompt, Session, TokenEvent, prompt_ids, stops_of
 from cyberslm.model.model import CyberSLM
 from cyberslm.text.tokenizer import Tokenizer
 
-Prompts = str | Sequence[str]
+Prompts = str | Sequence[Prompt]
 Params = SamplingParams | Sequence[SamplingParams]
-
-
-class TokenEvent(NamedTuple):
-    """One new token of the prompt ``row``. ``text`` is what may be shown now: it can be empty while a character is
-    incomplete, and the last event (``finish_reason`` set) releases what was held back. The end id has no text."""
-
-    row: int
-    token_id: int
-    text: str
-    finish_reason: FinishReason | None
+Demands = Demand | Sequence[Demand]
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One finished answer: ``ids`` without the prompt and without the end-of-document id."""
+    """One finished answer: ``ids`` without the prompt and without the id that stopped it, and its text, which a stop
+    string may have cut shorter than the ids."""
 
     prompt: str
     text: str
     ids: tuple[int, ...]
     finish_reason: FinishReason
+    sample: int = 0
+    """Which of the ``n`` answers to its prompt."""
+    logprobs: tuple[Likelihood, ...] = ()
+    """One for each token made, one that stopped the answer included, where they were asked for."""
+    score: float | None = None
+    """Rank of a beam: its sum of log-probabilities over length to the power of ``length_penalty``."""
+    truncated: int = 0
+    """Tokens that the prompt lost on its left to fit the context."""
     valid: bool | None = None
-    """Whether the answer is whole and keeps to its constraint and grounding; None when nothing was asked of it."""
+    """Whether the answer is whole and keeps to what its demand asks; None where nothing was asked."""
+
+
+class _Request(NamedTuple):
+    prompt: Prompt
+    params: SamplingParams
+    demand: Demand
 
 
 class Engine:
@@ -57,69 +64,117 @@ class Engine:
         allowed = torch.zeros(model.config.vocab_size, dtype=torch.bool)
         allowed[: tokenizer.vocab_size] = True
         allowed[[i for i in tokenizer.control_ids if i != tokenizer.eos_id]] = False
-        self._allowed = allowed.to(model.device)
+        self._allowed = allowed
         self._guides: Guides | None = None
 
-    def stream(
-        self, prompts: Prompts, params: Params | None = None, *, demand: Demand = NOTHING, **overrides: object
-    ) -> Iterator[TokenEvent]:
-        """Continue the prompts together; yield each token as it is made.
+    def session(self) -> Session:
+        """An empty session, for requests that come and go."""
+        return Session(self.model, self.tokenizer, self._allowed)
 
-        ``params`` is one setting for all or one per prompt (default: greedy); ``overrides`` are fields of
-        `SamplingParams` that replace theirs. ``demand`` is the constraint and grounding of every answer. Everything is
-        checked before the first forward pass: `GenerationError`.
+    def stream(
+        self,
+        prompts: Prompts,
+        params: Params | None = None,
+        *,
+        demand: Demands = NOTHING,
+        guides: Sequence[Guide | None] | None = None,
+        **overrides: object,
+    ) -> Iterator[TokenEvent]:
+        """Continue the prompts together; yield each token as it is made. Answers by beam search come last, each whole.
+
+        A prompt is a text, or a list of ids, such as a rendered chat's. ``params`` is one setting for all or one per
+        prompt (default: greedy), and so is ``demand``, a constraint or grounding; ``guides``, one for each prompt, take
+        the place of a demand. ``overrides`` are fields of `SamplingParams` that replace theirs. Everything is checked
+        before the first forward pass: `GenerationError`.
         """
-        texts = _texts(prompts)
-        settings = self._settings(len(texts), params, overrides)
-        ids = [self._prompt_ids(text) for text in texts]
-        decoders = [self.tokenizer.stream_decoder(after=prompt) for prompt in ids]
-        stops = frozenset({self.tokenizer.eos_id})
-        guides = [
-            self._of_guides().guide(
-                demand,
-                prompt=text,
-                prompt_ids=prompt,
-                budget=budget_for(len(prompt), one, self.model.max_seq_len),
-                stop_ids=sorted(stops),
-            )
-            if demand
-            else None
-            for text, prompt, one in zip(texts, ids, settings, strict=True)
-        ]
-        steps = decode(self.model, ids, settings, stop_ids=stops, allowed=self._allowed, guides=guides)
-        return self._events(steps, decoders)
+        session = self.session()
+        requests = self._requests(prompts, params, demand, overrides)
+        for request, guide in zip(requests, self._guides_of(requests, guides), strict=True):
+            session.join(request.prompt, request.params, guide)
+        return _events(session)
+
+    def guide(self, prompt: Prompt, params: SamplingParams, demand: Demand) -> Guide | None:
+        """What a session takes to keep the answer to one prompt to a demand. Raises `GenerationError`."""
+        if not demand:
+            return None
+        ids = prompt_ids(self.tokenizer, prompt)
+        budget = fit(ids, params, self.model.max_seq_len).budget
+        return self._of_guides().guide(demand, prompt_ids=ids, budget=budget, stop_ids=stops_of(self.tokenizer, params))
 
     def generate(
-        self, prompts: Prompts, params: Params | None = None, *, demand: Demand = NOTHING, **overrides: object
+        self,
+        prompts: Prompts,
+        params: Params | None = None,
+        *,
+        demand: Demands = NOTHING,
+        guides: Sequence[Guide | None] | None = None,
+        **overrides: object,
     ) -> list[Completion]:
-        """`stream`, collected: one `Completion` per prompt, in their order."""
-        texts = _texts(prompts)
-        events: list[list[TokenEvent]] = [[] for _ in texts]
-        for event in self.stream(texts, params, demand=demand, **overrides):
-            events[event.row].append(event)
-        made = [_completion(text, row, self.tokenizer.eos_id) for text, row in zip(texts, events, strict=True)]
-        return [replace(one, valid=self._is_met(demand, one)) for one in made] if demand else made
+        """`stream`, collected: in the order of the prompts, for each its ``n`` answers."""
+        requests = self._requests(prompts, params, demand, overrides)
+        drafts: dict[tuple[int, int], list[TokenEvent]] = {}
+        asked = [request.demand for request in requests]
+        for event in self.stream(
+            [r.prompt for r in requests], [r.params for r in requests], demand=asked, guides=guides
+        ):
+            drafts.setdefault((event.row, event.sample), []).append(event)
+        return [self._completion(requests[row], drafts[row, sample]) for row, sample in sorted(drafts)]
 
-    def _is_met(self, demand: Demand, made: Completion) -> bool:
-        ids = self._prompt_ids(made.prompt)
-        return self._of_guides().is_met(demand, prompt=made.prompt, prompt_ids=ids, text=made.text, ids=made.ids)
+    def _requests(
+        self, prompts: Prompts, params: Params | None, demand: Demands, overrides: dict[str, object]
+    ) -> list[_Request]:
+        given = [prompts] if isinstance(prompts, str) else prompts
+        if not isinstance(given, Sequence) or not all(
+            isinstance(p, Sequence) and not isinstance(p, bytes) for p in given
+        ):
+            raise GenerationError(
+                f"prompts must be a string or a list of strings, not {prompts!r:.80} (a list of ids may stand for each)"
+            )
+        settings = self._settings(len(given), params, overrides)
+        demands = [demand] * len(given) if isinstance(demand, Demand) else list(demand)
+        if len(demands) != len(given):
+            raise GenerationError(f"{len(given)} prompts were given and {len(demands)} demands: give one each")
+        return list(map(_Request, given, settings, demands))
+
+    def _guides_of(self, requests: list[_Request], given: Sequence[Guide | None] | None) -> list[Guide | None]:
+        if given is None:
+            return [self.guide(*request) for request in requests]
+        if len(given) != len(requests) or any(request.demand for request in requests):
+            raise GenerationError(
+                f"{len(requests)} prompts were given and {len(given)} guides: give one each, and no demand"
+            )
+        return list(given)
 
     def _of_guides(self) -> Guides:
+        """Made when first asked for, as the vocabulary's table takes a moment."""
         if self._guides is None:
             self._guides = Guides(self.tokenizer)
         return self._guides
 
-    def _events(self, steps: Iterator, decoders: list) -> Iterator[TokenEvent]:
-        for row, token, finish in steps:
-            text = "" if token == self.tokenizer.eos_id else decoders[row].push(token)
-            if finish is not None:
-                text += decoders[row].finish()
-            yield TokenEvent(row, token, text, finish)
+    def _completion(self, request: _Request, events: list[TokenEvent]) -> Completion:
+        prompt, params, demand = request
+        ids = [event.token_id for event in events if event.token_id is not None]
+        if ids and ids[-1] in stops_of(self.tokenizer, params):
+            ids.pop()
+        last = events[-1]
+        text = "".join(event.text for event in events)
+        return Completion(
+            prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt),
+            text,
+            tuple(ids),
+            last.finish_reason or "cancelled",
+            last.sample,
+            tuple(Likelihood(e.logprob, e.top_logprobs, e.entropy or 0.0) for e in events if e.logprob is not None),
+            last.score,
+            last.truncated,
+            self._is_met(prompt, demand, ids, text),
+        )
 
-    def _prompt_ids(self, text: str) -> list[int]:
-        """An empty prompt starts a document."""
-        ids = self.tokenizer.encode(text)
-        return ids or [self.tokenizer.eos_id]
+    def _is_met(self, prompt: Prompt, demand: Demand, ids: list[int], text: str) -> bool | None:
+        if not demand:
+            return None
+        given = prompt_ids(self.tokenizer, prompt)
+        return self._of_guides().is_met(demand, prompt_ids=given, ids=ids, text=text)
 
     @staticmethod
     def _settings(count: int, params: Params | None, overrides: dict[str, object]) -> list[SamplingParams]:
@@ -131,25 +186,9 @@ class Engine:
             raise GenerationError(
                 f"{count} prompts were given and {len(settings)} settings: give one for all or one each"
             )
-        if unknown := sorted(set(overrides) - set(SamplingParams.__dataclass_fields__)):
-            known = ", ".join(SamplingParams.__dataclass_fields__)
-            raise GenerationError(f"unknown setting {unknown[0]!r}; known: {known}")
-        return [replace(one, **overrides) for one in settings] if overrides else settings  # type: ignore[arg-type]
+        return [with_settings(one, overrides) for one in settings]
 
 
-def _texts(prompts: Prompts) -> list[str]:
-    texts = [prompts] if isinstance(prompts, str) else prompts
-    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-        raise GenerationError(f"prompts must be a string or a list of strings, not {prompts!r:.80}")
-    return list(texts)
-
-
-def _completion(prompt: str, events: list[TokenEvent], eos_id: int) -> Completion:
-    last = events[-1]
-    made = events[:-1] if last.token_id == eos_id else events
-    return Completion(
-        prompt,
-        "".join(event.text for event in events),
-        tuple(event.token_id for event in made),
-        last.finish_reason or "stop",
-    )
+def _events(session: Session) -> Iterator[TokenEvent]:
+    while len(session):
+        yield from session.step()

@@ -11,7 +11,8 @@ Each kind is an automaton over bytes (`identifiers`); they run side by side, fro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,10 +26,11 @@ from cyberslm.generation.walk import FORBIDDEN, Vocabulary, Walk
 
 MAX_ALLOWED = 100_000
 _MAX_WAYS = 32
+_MAX_ENDINGS = 8
 _KEPT_MASKS = 512
-_NEVER = 1 << 30
 
 States = tuple[int, ...]
+MayFinish = Callable[[int, bytes], bool]
 
 
 class Identifier(NamedTuple):
@@ -70,21 +72,24 @@ class Grounding:
             for value in find(KINDS[kind], data)
         }
 
-    def invented(self, prompt: str, answer: str) -> list[Identifier]:
-        """Those that the prompt continued by the answer holds, and neither the prompt alone nor the allow-list."""
-        known = self.identifiers(prompt).union(*map(self.identifiers, self.allow))
-        return sorted(self.identifiers(prompt + answer) - known)
+    def invented(self, source: str, answer: str, *, tail: str | None = None) -> list[Identifier]:
+        """Those that the answer holds, and neither the source nor the allow-list.
 
-    def walks(self, prompt: str, vocabulary: Vocabulary) -> list[tuple[Walk, int]]:
-        """An automaton for each kind, and its state behind a prompt."""
-        sources = [_bytes(prompt), *map(_bytes, self.allow)]
+        ``tail`` is what the answer continues, so that one may begin there: by default the source, a prompt.
+        """
+        known = self.identifiers(source).union(*map(self.identifiers, self.allow))
+        return sorted(self.identifiers(_last_word(source if tail is None else tail) + answer) - known)
+
+    def walks(self, source: str, tail: str, vocabulary: Vocabulary) -> list[tuple[Walk, int]]:
+        """An automaton for each kind, and its state where an answer continues ``tail``."""
+        sources = [_bytes(source), *map(_bytes, self.allow)]
         walks = []
         for kind in map(KINDS.__getitem__, self.kinds):
-            values: set[bytes] = set().union(*(find(kind, source) for source in sources))
+            values: set[bytes] = set().union(*(find(kind, text) for text in sources))
             if kind.name == "url":
                 values |= {twin for value in values if (twin := _twin(value))}
             walk = Walk(IdentifierAutomaton(kind, values), vocabulary)
-            walks.append((walk, _after(walk, _last_word(sources[0]))))
+            walks.append((walk, _after(walk, _bytes(_last_word(tail)))))
         return walks
 
 
@@ -94,8 +99,8 @@ class SideBySide:
     def __init__(self, walks: Sequence[tuple[Walk, int]], vocabulary: Vocabulary) -> None:
         self._walks, self._vocabulary = [walk for walk, _ in walks], vocabulary
         self.start = tuple(state for _, state in walks)
-        self._masks: dict[States, tuple[np.ndarray, list[tuple[int, int]]]] = {}
-        self._rest: dict[States, int] = {}
+        self._masks: dict[States, tuple[np.ndarray, list[tuple[int, list[bytes]]]]] = {}
+        self._ways: dict[States, list[bytes]] = {}
 
     def read(self, states: States, token: int) -> States:
         """The states behind a token."""
@@ -106,58 +111,60 @@ class SideBySide:
         """Whether the text may end: no identifier is half made."""
         return all(walk.final(state) for walk, state in zip(self._walks, states, strict=True))
 
-    def mask(self, states: States, room: int) -> np.ndarray:
-        """Ids that may follow, boolean, where ``room`` more tokens may be made, this one included."""
+    def mask(self, states: States, room: int, may_finish: MayFinish | None = None) -> np.ndarray:
+        """Ids that may follow, boolean, where ``room`` more tokens may be made, this one included.
+
+        A token behind which the text can't end passes if one of the ways to finish it fits, and ``may_finish`` agrees.
+        """
         found = self._masks.get(states)
         if found is None:
             if len(self._masks) >= _KEPT_MASKS:
                 self._masks.clear()
             found = self._masks[states] = self._allowed(states)
         fine, opening = found
-        fits = [token for token, rest in opening if rest < room]
+        fits = [
+            token
+            for token, ways in opening
+            if any(len(way) < room and (may_finish is None or may_finish(token, way)) for way in ways)
+        ]
         if not fits:
             return fine
         mask = fine.copy()
         mask[fits] = True
         return mask
 
-    def _allowed(self, states: States) -> tuple[np.ndarray, list[tuple[int, int]]]:
-        """Ids after which the text may end, and those that begin or go on with an identifier, with the number of
-        bytes that finish it."""
+    def _allowed(self, states: States) -> tuple[np.ndarray, list[tuple[int, list[bytes]]]]:
+        """Ids behind which the text may end, and those that begin or go on with an identifier, with the shortest ways
+        to finish it."""
         reaches = [walk.reach(state) for walk, state in zip(self._walks, states, strict=True)]
         fine = np.logical_and.reduce([reach.fine for reach in reaches])
         going = np.logical_and.reduce([reach.fine | reach.open for reach in reaches]) & ~fine
         opening = []
         for token in np.flatnonzero(going).tolist():
-            rest = self._bytes_to_end(tuple(int(reach.ends[token]) for reach in reaches))
-            if rest < _NEVER:
-                opening.append((token, rest))
+            ways = self._ways_to_end(tuple(int(reach.ends[token]) for reach in reaches))
+            if ways:
+                opening.append((token, ways))
         return fine, opening
 
-    def _bytes_to_end(self, states: States) -> int:
-        """The fewest single bytes after which the text may end; each of them is a token."""
-        seen, level = {states}, [states]
-        found = self._rest.get(states)
-        depth = 0
-        while found is None:
-            if not level:
-                found = _NEVER
-            elif any(map(self.final, level)):
-                found = depth
-            else:
+    def _ways_to_end(self, states: States) -> list[bytes]:
+        """The bytes, each one a token, that lead to where the text may end: some of the shortest ways."""
+        if states not in self._ways:
+            seen, level = {states}, [(states, b"")]
+            ways: list[bytes] = []
+            while level and len(ways) < _MAX_ENDINGS:
                 level = self._next_level(level, seen)
-                depth += 1
-        self._rest[states] = found
-        return found
+                ways += [way for reached, way in level if self.final(reached)]
+            self._ways[states] = ways
+        return self._ways[states]
 
-    def _next_level(self, level: Iterable[States], seen: set[States]) -> list[States]:
-        after: list[States] = []
-        for states in level:
+    def _next_level(self, level: Iterable[tuple[States, bytes]], seen: set[States]) -> list[tuple[States, bytes]]:
+        after: list[tuple[States, bytes]] = []
+        for states, way in level:
             for byte in sorted(self._leads(states) & self._vocabulary.single):
                 reached = tuple(walk.step(state, byte) for walk, state in zip(self._walks, states, strict=True))
                 if FORBIDDEN not in reached and reached not in seen and len(after) < _MAX_WAYS:
                     seen.add(reached)
-                    after.append(reached)
+                    after.append((reached, way + bytes([byte])))
         return after
 
     def _leads(self, states: States) -> set[int]:
@@ -176,8 +183,8 @@ class TextGuide:
     def __init__(self, text: SideBySide, states: States, budget: int, stop_ids: Sequence[int]) -> None:
         self._text, self._states, self._room, self._stops = text, states, budget, list(stop_ids)
 
-    def allowed(self) -> Tensor:
-        mask = torch.from_numpy(self._text.mask(self._states, self._room).copy())
+    def allowed(self, may_finish: MayFinish | None = None) -> Tensor:
+        mask = torch.from_numpy(self._text.mask(self._states, self._room, may_finish).copy())
         mask[self._stops] = self.final
         return mask
 
@@ -205,9 +212,9 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-def _last_word(text: bytes) -> bytes:
-    """What follows the last white space, where every automaton starts anew."""
-    return text.rsplit(None, 1)[-1] if text[-1:].strip() else b""
+def _last_word(text: str) -> str:
+    """What follows the last ASCII white space, where every automaton starts anew."""
+    return re.split(r"[ \t\n\r\f\v]", text)[-1]
 
 
 def _after(walk: Walk, data: bytes) -> int:

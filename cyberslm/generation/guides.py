@@ -7,7 +7,7 @@ it was judged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -46,33 +46,50 @@ class Guides:
         self._escape = [(escape, escape.start)] if tokenizer.spelling.escaped else []
         self._grammars: Grammars | None = None
 
-    def guide(
-        self, demand: Demand, *, prompt: str, prompt_ids: Sequence[int], budget: int, stop_ids: Sequence[int]
-    ) -> Guide | None:
+    def guide(self, demand: Demand, *, prompt_ids: Sequence[int], budget: int, stop_ids: Iterable[int]) -> Guide | None:
         """The guide of one answer of at most ``budget`` tokens; None when nothing is asked. `GenerationError`."""
         if not demand:
             return None
-        walks = demand.ground.walks(prompt, self._vocabulary) if demand.ground else []
-        text = SideBySide([*walks, *self._escape], self._vocabulary)
-        text_guide = TextGuide(text, text.start, budget, stop_ids)
+        stops = sorted(stop_ids)
+        walks = list(self._escape)
+        if demand.ground is not None:
+            walks += demand.ground.walks(*self._source(prompt_ids), self._vocabulary)
+        side_by_side = SideBySide(walks, self._vocabulary)
+        text = TextGuide(side_by_side, side_by_side.start, budget, stops)
         if demand.constraint is None:
-            return text_guide
+            return text
         grammar = self._of_grammars().guide(
             demand.constraint,
             budget=budget,
-            stop_ids=stop_ids,
+            stop_ids=stops,
             at_start=self._at_start(prompt_ids),
-            admits=text_guide.admits if demand.ground else None,
+            admits=text.admits if demand.ground else None,
         )
-        return BothGuide(grammar, text_guide, grounded=demand.ground is not None)
+        return BothGuide(grammar, text, grounded=demand.ground is not None) if walks else grammar
 
-    def is_met(self, demand: Demand, *, prompt: str, prompt_ids: Sequence[int], text: str, ids: Sequence[int]) -> bool:
-        """Whether an answer, ``ids`` without a stop id, is whole and holds no invented identifier."""
-        if demand.ground and demand.ground.invented(prompt, text):
-            return False
+    def is_met(self, demand: Demand, *, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> bool:
+        """Whether an answer, ``ids`` without a stop id, is whole and uncut, and invents no identifier."""
+        if demand.ground is not None:
+            source, tail = self._source(prompt_ids)
+            if demand.ground.invented(source, text, tail=tail):
+                return False
         if demand.constraint is None:
             return True
-        return self._of_grammars().accepts(demand.constraint, ids, at_start=self._at_start(prompt_ids))
+        decoder = self._tokenizer.stream_decoder(after=prompt_ids)
+        whole = "".join([*map(decoder.push, ids), decoder.finish()])
+        accepts = self._of_grammars().accepts(demand.constraint, ids, at_start=self._at_start(prompt_ids))
+        return whole == text and accepts
+
+    def _source(self, prompt_ids: Sequence[int]) -> tuple[str, str]:
+        """The prompt's text, and that of its part which the answer continues: behind the last control id."""
+        parts: list[list[int]] = [[]]
+        for token in prompt_ids:
+            if token in self._tokenizer.control_ids:
+                parts.append([])
+            else:
+                parts[-1].append(token)
+        texts = [self._tokenizer.decode(part) for part in parts]
+        return "\n".join(texts), texts[-1]
 
     def _of_grammars(self) -> Grammars:
         if self._grammars is None:
@@ -93,7 +110,7 @@ class BothGuide:
         self._grammar, self._text, self._grounded = grammar, text, grounded
 
     def allowed(self) -> Tensor:
-        return self._grammar.allowed() & self._text.allowed()
+        return self._grammar.allowed() & self._text.allowed(self._grammar.may_continue)
 
     def accept(self, token: int) -> None:
         self._grammar.accept(token)

@@ -7,6 +7,7 @@ what it says is the model's.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 from cyberslm.errors import GenerationError
 from cyberslm.generation.constrain import Constraint
+from cyberslm.generation.identifiers import KINDS, find
 
 Metrics = tuple[tuple[str, str], ...]
 
@@ -78,10 +80,9 @@ _OBSERVED = (
     ("domain-name:value", _HOST),
     ("url:value", rf"https?://{_HOST}(?:/[A-Za-z0-9._~-]{{1,30}}){{0,4}}"),
     ("email-addr:value", rf"[a-z0-9]{{1,20}}@{_HOST}"),
-    *((f"file:hashes\\.{name}", f"[0-9a-f]{{{size}}}") for name, size in _HASH_SIZES.items()),
+    *((f"file:hashes.{name}", f"[0-9a-f]{{{size}}}") for name, size in _HASH_SIZES.items()),
 )
-_COMPARISON = "(?:" + "|".join(f"{path} = '{value}'" for path, value in _OBSERVED) + ")"
-_STIX_PATTERN = rf"\[{_COMPARISON}(?: (?:AND|OR) {_COMPARISON}){{0,2}}\]"
+_PATHS = {"ipv4": "ipv4-addr", "ipv6": "ipv6-addr", "domain": "domain-name", "url": "url", "email": "email-addr"}
 _INDICATOR_TYPES = (
     "anomalous-activity",
     "anonymization",
@@ -91,6 +92,9 @@ _INDICATOR_TYPES = (
     "attribution",
     "unknown",
 )
+
+_TECHNIQUE = re.compile(r"\bT[0-9]{4}(?:\.[0-9]{3})?\b", re.ASCII)
+_WEAKNESS = re.compile(r"\bCWE-[0-9]{1,5}\b", re.ASCII)
 
 _SIGMA = r"""
 start: head tags? logsource detection falsepositives? "level: " LEVEL "\n"
@@ -127,8 +131,11 @@ class Preset:
 
     summary: str
     make: Callable[[Asked], Constraint]
-    ids: str | None = None
-    """Pattern of the ids that it needs a list of."""
+    ids: Callable[[str], Iterable[str]] | None = None
+    """Reads from a text what it may choose from."""
+
+    needs_ids: bool = False
+    """Whether it can't do without."""
 
 
 def _vector(version: str, base: Metrics, optional: Metrics) -> Callable[[Asked], Constraint]:
@@ -144,6 +151,36 @@ def _object(properties: dict[str, Any], required: Iterable[str]) -> dict[str, An
     return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
 
 
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", text)
+
+
+def _comparisons(text: str) -> Iterable[str]:
+    """The identifiers of a text as comparisons of a STIX pattern."""
+    for kind in (*_PATHS, "hash"):
+        for value in find(KINDS[kind], text.encode("utf-8", "replace")):
+            name = value.decode("utf-8", "replace")
+            if kind == "hash":
+                yield from (f"file:hashes.{path} = '{name}'" for path, size in _HASH_SIZES.items() if len(name) == size)
+            elif not kind.startswith("ip") or _is_address(name):
+                yield f"{_PATHS[kind]}:value = '{re.sub('^hxxp', 'http', name)}'"
+
+
+def _is_address(value: str) -> bool:
+    try:
+        ipaddress.ip_address(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _stix_pattern(comparisons: tuple[str, ...]) -> str:
+    some = [_escaped(one) for one in comparisons]
+    free = [f"{_escaped(path)} = '{value}'" for path, value in _OBSERVED]
+    comparison = f"(?:{'|'.join(some or free)})"
+    return rf"\[{comparison}(?: (?:AND|OR) {comparison}){{0,2}}\]"
+
+
 def _indicator(asked: Asked) -> Constraint:
     moment = {"type": "string", "pattern": rf"^{_DAY}T{_TIME}\.[0-9]{{3}}Z$"}
     properties: dict[str, Any] = {
@@ -154,7 +191,7 @@ def _indicator(asked: Asked) -> Constraint:
         "modified": moment,
         "name": {"type": "string", "minLength": 1, "maxLength": 80},
         "indicator_types": {"type": "array", "items": {"enum": list(_INDICATOR_TYPES)}, "minItems": 1, "maxItems": 1},
-        "pattern": {"type": "string", "pattern": f"^{_STIX_PATTERN}$"},
+        "pattern": {"type": "string", "pattern": f"^{_stix_pattern(asked.ids)}$"},
         "pattern_type": {"const": "stix"},
         "valid_from": moment,
     }
@@ -190,31 +227,30 @@ def _listed(asked: Asked) -> Constraint:
 PRESETS: dict[str, Preset] = {
     "cvss31": Preset("CVSS v3.1 vector", _vector("3.1", _CVSS31, _CVSS31_OPTIONAL)),
     "cvss40": Preset("CVSS v4.0 vector", _vector("4.0", _CVSS40, _CVSS40_OPTIONAL)),
-    "stix-indicator": Preset("STIX 2.1 indicator object", _indicator),
+    "stix-indicator": Preset(
+        "STIX 2.1 indicator object, its pattern over given identifiers or free ones", _indicator, _comparisons
+    ),
     "sigma": Preset("Sigma rule skeleton", _sigma),
     "verdict": Preset("triage verdict as JSON: verdict, confidence in percent, reason", _verdict),
-    "attack": Preset("ATT&CK technique id of a given list", _listed, r"\bT[0-9]{4}(?:\.[0-9]{3})?\b"),
-    "cwe": Preset("CWE id of a given list", _listed, r"\bCWE-[0-9]{1,5}\b"),
+    "attack": Preset("ATT&CK technique id of a given list", _listed, _TECHNIQUE.findall, needs_ids=True),
+    "cwe": Preset("CWE id of a given list", _listed, _WEAKNESS.findall, needs_ids=True),
 }
 
 
 def preset(name: str, *, ids: str | Iterable[str] = (), optional: bool = False) -> Constraint:
     """The constraint of a name in `PRESETS`.
 
-    ``ids`` is what a closed list is read from: a list, or any text that names them. ``optional`` also lets optional
-    metrics, fields and sections come. Raises `GenerationError` for an unknown name and for a list that is missing.
+    ``ids`` is what a closed list is read from: a list, or any text that names them (identifiers for stix-indicator).
+    ``optional`` also lets optional metrics, fields and sections come. Raises `GenerationError` for an unknown name and
+    for a list that is missing.
     """
     if name not in PRESETS:
         raise GenerationError(f"there is no preset {name!r:.40}; presets: {', '.join(PRESETS)}")
     chosen = PRESETS[name]
     text = ids if isinstance(ids, str) else "\n".join(ids)
-    if chosen.ids is None:
-        if text:
-            raise GenerationError(f"the preset {name} takes no list of ids; only attack and cwe do")
-        return chosen.make(Asked((), optional=optional))
-    found = tuple(sorted(set(re.findall(chosen.ids, text))))
-    if not found:
-        raise GenerationError(
-            f"the preset {name} needs a list of ids to choose from, and none was found in what was given"
-        )
+    if text and chosen.ids is None:
+        raise GenerationError(f"the preset {name} takes no list of ids; only stix-indicator, attack and cwe do")
+    found = tuple(sorted(set(chosen.ids(text)))) if chosen.ids is not None else ()
+    if not found and (text or chosen.needs_ids):
+        raise GenerationError(f"the preset {name} needs ids to choose from, and none is in what was given")
     return chosen.make(Asked(found, optional=optional))
