@@ -1,10 +1,11 @@
 """Ending in time: near the end of the budget, only tokens after which the answer can still be finished.
 
 A known ending is carried along: a list of tokens that would finish the answer from here. It is found by greedy search
-that prefers what closes (quotes, brackets, line ends, words of the constraint), and proved by the matcher, so it may be longer than the best one
-but never wrong. While there is plenty of room nothing is narrowed. When the room left nears the ending's length, a
-token passes only if an ending that fits is known behind it; the ending's own first token always passes. So an answer
-with a known ending is whole within its budget, unless one single token far from the end asks for more than the margin.
+that prefers what closes (quotes, brackets, line ends, words of the constraint), and proved by the matcher, so it may be
+longer than the best one but never wrong. While there is plenty of room nothing is narrowed. When the room left nears
+the ending's length, a token passes only if an ending that fits is known behind it; the ending's own first token always
+passes. So an answer with a known ending is whole within its budget, unless one single token far from the end asks for
+more than the margin.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class Grammars:
         literals = dict.fromkeys(_LITERAL.findall(constraint.source[:MAX_REGEX_CHARS]))
         closing = Closing(self._words, matcher, budget, admits, list(literals)[-MAX_LITERALS:])
         if closing.shortest is None and constraint.kind == "json_schema" and admits is None:
-            raise GenerationError(f"the JSON schema can't be met: no answer that ends was found")
+            raise GenerationError("the JSON schema can't be met: no answer that ends was found")
         if closing.shortest is not None and len(closing.shortest) > budget:
             raise GenerationError(
                 f"max_new_tokens {budget} is too small for {_NAMES[constraint.kind]}:"
@@ -162,7 +162,7 @@ class Grammars:
         if constraint.kind == "grammar":
             return [{"lark_grammar": constraint.source}]
         if constraint.kind == "choice":
-            options = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(constraint.source))
+            options = " | ".join(json.dumps(text) for text in json.loads(constraint.source))
             return [{"lark_grammar": f"start: CHOICE\nCHOICE: {options}"}]
         make = _library().LLMatcher
         if constraint.kind == "regex":
