@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from cyberslm.errors import ConfigError
+from cyberslm.errors import ConfigError, CyberSLMError
 from cyberslm.files.atomic import lock, make_folder, storage_errors, sync, write_text
 
 _STATE = "state.json"
@@ -27,8 +27,9 @@ class Blocks:
     """The unfinished lines of a target; `unfinished` opens one."""
 
     def __init__(self, target: Path, folder: Path, key: str, state: Mapping[str, int] | None) -> None:
-        self.folder, self.key = folder, key
+        self.folder = folder
         """A place for other files of this work, gone when it is done."""
+        self.key = key
         self.taken, size = (0, 0) if state is None else (state["taken"], state["size"])
         """Inputs that the rows so far cover."""
         self._target, self._rows, self._size = target, folder / "rows", size
@@ -80,7 +81,7 @@ def unfinished(target: Path, *, key: str, replace: bool, say: Callable[[str], No
     """The work on ``target``, begun or gone on with, and locked for this process.
 
     Raises `StorageError` when another process is at it, and `ConfigError` when the target exists, unless ``replace``
-    allows that or this very work was begun over it.
+    allows that or this very work was begun over it. Work that an error ends before its first block leaves nothing.
     """
     folder = target.with_name(f".{target.name}.cyberslm-work")
     if target.is_dir() or (target.exists() and not replace and _state(folder, key) is None):
@@ -95,6 +96,10 @@ def unfinished(target: Path, *, key: str, replace: bool, say: Callable[[str], No
             say(f"{target}: goes on after {blocks.taken:,} records")
         try:
             yield blocks
+        except CyberSLMError:
+            if not blocks.taken:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
         finally:
             blocks.close()
 

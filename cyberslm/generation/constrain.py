@@ -25,6 +25,7 @@ from cyberslm.generation.schemas import checked
 from cyberslm.generation.walk import Vocabulary
 from cyberslm.text.codec import ESCAPE, SPACE_MARK
 
+KEPT_GRAMMARS = 64
 MAX_REGEX_CHARS = 20_000
 MAX_GRAMMAR_CHARS = 1 << 18
 MAX_LITERALS = 24
@@ -131,6 +132,8 @@ class Grammars:
     def _matcher(self, constraint: Constraint, *, at_start: bool, plain: bool) -> Any:
         key = (constraint, at_start and bool(self._prefix), plain)
         if key not in self._compiled:
+            if len(self._compiled) >= KEPT_GRAMMARS:
+                self._compiled.clear()
             self._compiled[key] = self._compile(constraint, with_prefix=key[1], plain=plain)
         return self._compiled[key]
 

@@ -30,7 +30,7 @@ from cyberslm.recipes.calibrated import Binding, Calibrated, saved_calibration
 from cyberslm.recipes.labels import ABSTAIN, LabelSet, alternatives
 from cyberslm.recipes.use import find_model, load
 from cyberslm.recipes.work import Done, Row, Task, Worker, blocks_of, work_through
-from cyberslm.training.trackers import Screen
+from cyberslm.training.trackers import Screen, count
 
 Method = Literal["prior", "sum", "mean"]
 NEUTRAL = ("N/A", "-")
@@ -77,7 +77,7 @@ class Classified:
         for label, number in self.labels.most_common():
             yield f"{number:9,}  {label}"
         if self.shortened:
-            yield f"{self.shortened:,} texts were longer than the context and judged by their beginnings"
+            yield f"{count(self.shortened, 'text')} longer than the context, judged by the beginning alone"
         yield from self.done.lines(out)
 
 
@@ -91,7 +91,10 @@ class Classifier:
         identity = str(files.read_manifest(folder)["self"])
         self.binding = Binding(identity, settings.labels.sha256, len(settings.labels.names), settings.method)
         self.calibration = Calibration()
-        self._prior = self._neutral_scores() if settings.method == "prior" else None
+        self._prior: Tensor | None = None
+        if settings.method == "prior":
+            neutral = self.scores(NEUTRAL).scores
+            self._prior = neutral.logsumexp(0) - math.log(len(NEUTRAL))
 
     def scores(self, texts: Sequence[str]) -> _Scores:
         """What is compared, ``(N, L)`` in nats, fp64, and the characters of each text that didn't fit."""
@@ -148,12 +151,6 @@ class Classifier:
             }
             rows.append(Row(fields))
         return rows
-
-    def _neutral_scores(self) -> Tensor:
-        """The log of each label's mean likelihood ``(L,)`` after the neutral texts."""
-        self._prior = None
-        scores = self.scores(NEUTRAL).scores
-        return scores.logsumexp(0) - math.log(len(NEUTRAL))
 
 
 def classify(classifier: Classifier, task: Task, *, screen: Screen) -> Classified:

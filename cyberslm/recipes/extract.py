@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,20 @@ from cyberslm.data.records import Record
 from cyberslm.errors import ConfigError
 from cyberslm.generation.constrain import Constraint
 from cyberslm.generation.engine import Completion, Engine
-from cyberslm.generation.grounding import Grounding
+from cyberslm.generation.grounding import Grounding, Identifier
 from cyberslm.generation.guides import Demand
 from cyberslm.generation.schemas import MAX_SCHEMA_CHARS
 from cyberslm.recipes.labels import TEXT, beginning
 from cyberslm.recipes.use import find_model, load
 from cyberslm.recipes.work import Done, Row, Task, Worker, work_through
-from cyberslm.training.trackers import Screen
+from cyberslm.training.trackers import Screen, count
 
 DEFAULT_TEMPLATE = "{text}\nJSON:\n"
 BATCH_ROWS = 16
 BLOCK_RECORDS = 64
 MAX_ALLOW_BYTES = 1 << 24
+FORMAT_KINDS = {"ipv4": "ipv4", "ipv6": "ipv6", "hostname": "domain", "email": "email", "uri": "url"}
+"""Formats of a JSON schema, and the kinds of identifiers that they are."""
 OWN_FIELDS = ("line", "status", "cut")
 
 
@@ -77,7 +80,7 @@ class ExtractSettings:
             raise ConfigError("schema must be of type object and name its properties: they become the new fields")
         return list(properties)
 
-    @property
+    @cached_property
     def demand(self) -> Demand:
         """What binds each answer. Identifiers that the schema itself spells, such as a choice, may be written."""
         constraint = Constraint.json_schema(self.schema)
@@ -85,6 +88,37 @@ class ExtractSettings:
             return Demand(constraint)
         spelt = sorted({found.value for found in Grounding().identifiers(self.schema)})
         return Demand(constraint, Grounding(allow=(*self.allow, *spelt)))
+
+    def demand_of(self, text: str) -> Demand | None:
+        """What binds the answer about one text; None when no answer can.
+
+        With grounding, a property that is nothing but of a format of `FORMAT_KINDS` becomes a choice among the
+        identifiers of that kind that the text and the allow-list hold: greedy writing can't lose its way in it.
+        """
+        demand = self.demand
+        kinds = self._copied
+        if demand.ground is None or not kinds:
+            return demand
+        schema = json.loads(self.schema)
+        held = sorted(demand.ground.identifiers(text) | self._allowed)
+        for name, kind in kinds.items():
+            choices: list[str | None] = [each.value for each in held if each.kind == kind]
+            choices += [None] if "null" in schema["properties"][name].get("type", ()) else []
+            if not choices:
+                return None
+            schema["properties"][name] = {"enum": choices}
+        return demand._replace(constraint=Constraint.json_schema(schema))
+
+    @cached_property
+    def _copied(self) -> dict[str, str]:
+        """Properties that can only be identifiers of a kind."""
+        properties = json.loads(self.schema)["properties"]
+        return {name: kind for name, part in properties.items() if (kind := _copied_kind(part)) is not None}
+
+    @cached_property
+    def _allowed(self) -> set[Identifier]:
+        ground = self.demand.ground
+        return set() if ground is None else ground.identifiers("\n".join(ground.allow))
 
 
 @dataclass
@@ -109,7 +143,7 @@ class Extracted:
             if status in meanings:
                 yield f"{number:,} without fields: {meanings[status]} (status {status})"
         if self.shortened:
-            yield f"{self.shortened:,} texts were longer than the context has room for: only their beginnings were read"
+            yield f"{count(self.shortened, 'text')} longer than the context has room for, read from the beginning alone"
         yield from self.done.lines(out)
 
 
@@ -121,11 +155,11 @@ def extract(model: Path, task: Task, settings: ExtractSettings, *, screen: Scree
     """
     folder = find_model(model)
     engine = load(folder, device=device)
-    names, demand = settings.names, settings.demand
+    names = settings.names
     found = Extracted(Done())
 
     def begin(_place: Path) -> Worker:
-        return lambda records: list(_rows(engine, records, settings, demand, names))
+        return lambda records: list(_rows(engine, records, settings, names))
 
     def see(fields: Mapping[str, Any]) -> None:
         found.statuses[fields[task.prefix + "status"]] += 1
@@ -160,18 +194,32 @@ def read_allowed(path: Path) -> tuple[str, ...]:
     return tuple(line.strip() for line in lines if line.strip())
 
 
-def _rows(
-    engine: Engine, records: Sequence[Record], settings: ExtractSettings, demand: Demand, names: Sequence[str]
-) -> Iterator[Row]:
+def _rows(engine: Engine, records: Sequence[Record], settings: ExtractSettings, names: Sequence[str]) -> Iterator[Row]:
     for first in range(0, len(records), settings.batch_rows):
         batch = records[first : first + settings.batch_rows]
         prompts, cuts = zip(*(_prompt(engine, record.text, settings) for record in batch), strict=True)
-        answers = engine.generate(list(prompts), demand=demand, max_new_tokens=settings.max_new_tokens)
-        for record, made, cut in zip(batch, answers, cuts, strict=True):
-            values = _values(made)
-            status = "ok" if values is not None else "budget" if made.finish_reason == "length" else "blocked"
+        demands = [settings.demand_of(r.text[: len(r.text) - cut]) for r, cut in zip(batch, cuts, strict=True)]
+        asked = {number: demand for number, demand in enumerate(demands) if demand is not None}
+        answers = engine.generate(
+            [prompts[number] for number in asked],
+            demand=list(asked.values()),
+            max_new_tokens=settings.max_new_tokens,
+        )
+        made_of = dict(zip(asked, answers, strict=True))
+        for number, (record, cut) in enumerate(zip(batch, cuts, strict=True)):
+            made = made_of.get(number)
+            values = None if made is None else _values(made)
+            ended = made is not None and made.finish_reason == "length"
+            status = "ok" if values is not None else "budget" if ended else "blocked"
             fields = {name: None if values is None else values.get(name) for name in names}
             yield Row({"line": record.line, **fields, "status": status, "cut": cut})
+
+
+def _copied_kind(part: object) -> str | None:
+    """The kind of identifier that a property is bound to by its format alone."""
+    if not isinstance(part, dict) or not part.keys() <= {"type", "format", "title", "description"}:
+        return None
+    return FORMAT_KINDS.get(str(part.get("format")))
 
 
 def _values(made: Completion) -> dict[str, Any] | None:
