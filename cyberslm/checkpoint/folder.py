@@ -97,6 +97,9 @@ def save_parts(
     replace: bool = True,
 ) -> None:
     """`save_model` of a model that is read while it is written."""
+    template = (parts.extras.chat_template or "").encode()
+    if len(template) > JSON_LIMIT:
+        raise IntegrityError(f"a chat template of {len(template):,} bytes; at most {JSON_LIMIT:,} are read")
     model = CyberSLM(parts.config, device="meta")
     kinds = {disk_name(name): Kind(torch.float32, tuple(p.shape)) for name, p in model.named_parameters()}
     own_name = {disk_name(name): name for name, _ in model.named_parameters()}
@@ -115,7 +118,7 @@ def save_parts(
         _write_json(staging / GENERATION, generation_config(parts.config, parts.extras.stop_ids))
         write_tensors(staging / WEIGHTS, kinds, finite)
         if parts.extras.chat_template is not None:
-            (staging / CHAT_TEMPLATE).write_bytes(parts.extras.chat_template.encode())
+            (staging / CHAT_TEMPLATE).write_bytes(template)
         if training is not None:
             (staging / "training").mkdir()
             tensors = training.tensors
