@@ -20,6 +20,7 @@ from cyberslm.errors import ConfigError, CyberSLMError, IntegrityError
 from cyberslm.interop.exporting import export_gguf
 from cyberslm.interop.hf import read_source
 from cyberslm.interop.source import write_source
+from cyberslm.interop.vocabulary_out import merge_scores
 from cyberslm.text.imported import HuggingFaceTokenizer
 from cyberslm.text.spm import SentencePieceTokenizer
 from cyberslm.text.tokenizer import Tokenizer, load_tokenizer
@@ -255,25 +256,46 @@ def test_sentencepiece_model_is_taken_alone_or_beside_its_twin(tmp_path: Path, t
         read_source(folder)
 
 
-def test_llama_2_tokenizer_comes_in_and_its_vocabulary_goes_out(tmp_path: Path, trained: Path) -> None:
+@pytest.mark.parametrize("form", ["model", "merges"])
+def test_llama_2_tokenizer_comes_in_and_its_vocabulary_goes_out(tmp_path: Path, trained: Path, form: str) -> None:
     """A model that puts a space before each text, has no pad, and numbers unk, bos and eos from 0."""
     text = "\n".join(path.read_text() for path in sorted((trained / "text").glob("*.txt")))
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(text.splitlines()), model_writer=model, model_type="bpe", vocab_size=470,
-        byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=3,
+        sentence_iterator=iter([*text.splitlines(), *["x" + " " * 20 + "y"] * 9]), model_writer=model, vocab_size=470,
+        model_type="bpe", byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True, minloglevel=3,
     )  # fmt: skip
     folder = tmp_path / "theirs"
     family_model("llama").save_pretrained(folder)
-    (folder / "tokenizer.model").write_bytes(model.getvalue())
+    if form == "model":
+        (folder / "tokenizer.model").write_bytes(model.getvalue())
+    else:
+        SentencePieceTokenizer.from_proto(model.getvalue()).save(folder)
+        (folder / "tokenizer.model").unlink()
     import_folder(folder, tmp_path / "ours")
     found = load_model(tmp_path / "ours")
     theirs = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     assert found.tokenizer.encode("CVE-1 x\n y") == [1, *theirs.encode("CVE-1 x\n y")]
     export_gguf(found, tmp_path / "out", "f32")
     server = LlamaCpp(tmp_path / "out" / "model-f32.gguf")
-    strings = ["", "CVE-1 x\n y", " two  spaces ", "\u6f22\U0001f600", text[:2000]]
+    strings = [
+        "",
+        "CVE-1 x\n y",
+        " two  spaces ",
+        "\u6f22\U0001f600",
+        text[:2000],
+        *(" " * n + "z" for n in range(1, 40)),
+    ]
     assert [server.encode(one) for one in strings] == [found.tokenizer.encode(one) for one in strings]
+
+
+def test_scores_of_merges_keep_their_order_and_ties() -> None:
+    merges = [("a", "b"), ("_", "_"), ("__", "__"), ("_", "___"), ("__", "_"), ("_", "__"), ("ab", "c"), ("a", "bc")]
+    scores = merge_scores(merges)
+    assert scores["ab"] > scores["__"] > scores["____"] > scores["___"] > scores["abc"]
+    together = merge_scores([("_", "__"), ("__", "__"), ("__", "_"), ("a", "b")])
+    assert together["___"] == together["____"] > together["ab"]
 
 
 def test_folder_of_our_own_is_a_source_too(tmp_path: Path, trained: Path) -> None:
