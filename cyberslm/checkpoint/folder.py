@@ -103,6 +103,9 @@ def save_parts(
     replace: bool = True,
 ) -> None:
     """`save_model` of a model that is read while it is written."""
+    template = (parts.extras.chat_template or "").encode()
+    if len(template) > JSON_LIMIT:
+        raise IntegrityError(f"a chat template of {len(template):,} bytes; at most {JSON_LIMIT:,} are read")
     model = CyberSLM(parts.config, device="meta")
     set_precision(model, parts.precision)
     kinds = {disk_name(name): Kind.of(tensor) for name, tensor in model.state_dict().items()}
@@ -122,7 +125,7 @@ def save_parts(
         write_json(staging / GENERATION, generation_config(parts.config, parts.extras.stop_ids))
         stream_tensors(staging / WEIGHTS, kinds, finite)
         if parts.extras.chat_template is not None:
-            (staging / CHAT_TEMPLATE).write_bytes(parts.extras.chat_template.encode())
+            (staging / CHAT_TEMPLATE).write_bytes(template)
             _let_template_spell(staging / CONFIG_FILE)
         if training is not None:
             write_training(staging, training)
