@@ -31,8 +31,8 @@ def settings_page() -> str:
         "",
         "## Settings of `cyberslm finetune`",
         "",
-        "All of the above, but that model and tokenizer are the base's (`model.dropout` and `model.attn_dropout` may be",
-        "given), with other defaults where the table names them again, and these:",
+        "All of the above, but that model and tokenizer are the base's (`model.dropout` and `model.attn_dropout` may",
+        "be given), with other defaults where the table names them again, and these:",
         "",
         *table(finetune_fields()),
     ]
