@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from cyberslm.decoding.sampling import SamplingParams
 from cyberslm.model.attention import MultiHeadSelfAttention
 
 
@@ -115,3 +117,110 @@ def best_fit_decreasing(sizes: Sequence[int], room: int) -> list[list[int]]:
         else:
             rows.append([size])
     return rows
+
+
+def filtered(
+    logits: Sequence[float], params: SamplingParams, prompt: Sequence[int], answer: Sequence[int]
+) -> list[float]:
+    """What the filters leave of one row's logits, number by number in the order that they state; -inf = hidden."""
+    values = [value + params.logit_bias.get(i, 0.0) for i, value in enumerate(logits)]
+    everything, n = [*prompt, *answer], params.no_repeat_ngram
+    for i in range(len(values)):
+        if i in everything:
+            values[i] *= params.repetition_penalty if values[i] < 0 else 1 / params.repetition_penalty
+        values[i] -= params.presence_penalty * (i in answer) + params.frequency_penalty * list(answer).count(i)
+        grown = [*everything, i]
+        if n and len(grown) > n and any(grown[j : j + n] == grown[-n:] for j in range(len(grown) - n)):
+            values[i] = -math.inf
+    if params.greedy:
+        return values
+    values = [value / params.temperature for value in values]
+    if params.top_k:
+        values = _at_least(values, values, sorted(values)[-min(params.top_k, len(values))])
+    if params.top_p < 1:
+        values = _reaching(values, _probabilities(values), params.top_p)
+    if params.min_p:
+        probs = _probabilities(values)
+        values = _at_least(values, probs, params.min_p * max(probs))
+    if params.typical_p < 1:
+        probs = _probabilities(values)
+        entropy = -sum(p * math.log(p) for p in probs if p)
+        values = _reaching(values, [-abs(-math.log(p) - entropy) if p else -math.inf for p in probs], params.typical_p)
+    return values
+
+
+def _probabilities(values: Sequence[float]) -> list[float]:
+    weights = [math.exp(value - max(values)) for value in values]
+    return [weight / sum(weights) for weight in weights]
+
+
+def _at_least(values: Sequence[float], measures: Sequence[float], least: float) -> list[float]:
+    return [value if measure >= least else -math.inf for value, measure in zip(values, measures, strict=True)]
+
+
+def _reaching(values: Sequence[float], measures: Sequence[float], share: float) -> list[float]:
+    """Those of the highest measure whose probabilities reach ``share``, with all that tie with the last of them."""
+    probs, total, least = _probabilities(values), 0.0, math.inf
+    for i in sorted(range(len(values)), key=lambda i: -measures[i]):
+        if total >= share:
+            break
+        total, least = total + probs[i], measures[i]
+    return _at_least(values, measures, least)
+
+
+LogitsOf = Callable[[list[int]], Tensor]
+
+
+class Answer(NamedTuple):
+    ids: tuple[int, ...]
+    score: float
+
+
+def every_answer(
+    logits_of: LogitsOf, prompt: Sequence[int], budget: int, stop: int, length_penalty: float
+) -> list[Answer]:
+    """All answers to a prompt, the best first: sum of log-probabilities over length to the power."""
+    found: list[Answer] = []
+
+    def go_on(ids: list[int], total: float) -> None:
+        for token, logprob in enumerate(logits_of([*prompt, *ids]).double().log_softmax(-1).tolist()):
+            grown, reached = [*ids, token], total + logprob
+            if token == stop or len(grown) == budget:
+                found.append(Answer(tuple(grown), reached / len(grown) ** length_penalty))
+            else:
+                go_on(grown, reached)
+
+    go_on([], 0.0)
+    return sorted(found, key=lambda answer: -answer.score)
+
+
+def beams(
+    logits_of: LogitsOf, prompt: Sequence[int], budget: int, stop: int, width: int, length_penalty: float
+) -> list[Answer]:
+    """Beam search without a cache and without ending early, the best answer first."""
+    live: list[tuple[list[int], float]] = [([], 0.0)]
+    found: list[Answer] = []
+    for _ in range(budget):
+        grown: list[tuple[list[int], float]] = []
+        for ids, total in live:
+            for token, logprob in enumerate(logits_of([*prompt, *ids]).double().log_softmax(-1).tolist()):
+                entry = ([*ids, token], total + logprob)
+                if token == stop:
+                    found.append(Answer(tuple(entry[0]), entry[1] / len(entry[0]) ** length_penalty))
+                else:
+                    grown.append(entry)
+        live = sorted(grown, key=lambda entry: -entry[1])[:width]
+    found += [Answer(tuple(ids), total / len(ids) ** length_penalty) for ids, total in live]
+    return sorted(found, key=lambda answer: -answer.score)
+
+
+@torch.no_grad()
+def sliding_greedy(model: torch.nn.Module, prompt: Sequence[int], new: int, context: int, sinks: int) -> list[int]:
+    """Greedy ids of a text whose full context gives up a quarter, all but its first tokens and the latest."""
+    seen, answer = list(prompt), []
+    for _ in range(new):
+        if len(seen) > context:
+            seen = seen[:sinks] + seen[len(seen) - (context - max(1, context // 4) - sinks) :]
+        answer.append(int(model(torch.tensor([seen]))[0, -1].argmax()))
+        seen.append(answer[-1])
+    return answer

@@ -1,6 +1,7 @@
 """Model folders: what ``final/`` and every step folder are, written whole or not at all and verified when read.
 
     config.json  generation_config.json  model.safetensors  tokenizer files  manifest.json
+    chat_template.jinja                                          (where the model has one)
     training/optimizer.safetensors  training/state.json          (step folders only)
 
 Tensors are safetensors and the rest is JSON: reading a folder runs nothing. Every size is checked against the
@@ -9,36 +10,59 @@ file's own header before memory is taken.
 
 from __future__ import annotations
 
-import errno
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from cyberslm import files
 from cyberslm.checkpoint.hf import config_from_json, disk_name, generation_config, hf_config
-from cyberslm.errors import IntegrityError, StorageError
+from cyberslm.checkpoint.tensors import Kind, write_tensors
+from cyberslm.errors import IntegrityError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.model import CyberSLM
+from cyberslm.text.hf import JSON_FILE
+from cyberslm.text.hfjson import cuts_like_qwen2
 from cyberslm.text.tokenizer import Tokenizer, load_tokenizer
 
 WEIGHTS = "model.safetensors"
 OPTIMIZER = "training/optimizer.safetensors"
 STATE = "training/state.json"
 KIND = "cyberslm-model"
+CHAT_TEMPLATE = "chat_template.jinja"
+GENERATION = "generation_config.json"
 JSON_LIMIT = 1 << 20
+
+
+class Extras(NamedTuple):
+    """What a model brings along besides network and tokenizer."""
+
+    chat_template: str | None = None
+    """Jinja source of ``chat_template.jinja``; kept as text and never run here."""
+    stop_ids: tuple[int, ...] = ()
+    """Ids that end an answer besides the configuration's eos_token_id."""
 
 
 class ModelFolder(NamedTuple):
     model: CyberSLM
     tokenizer: Tokenizer
     manifest: dict
+    extras: Extras = Extras()
+
+
+class ModelParts(NamedTuple):
+    """What a folder is made of; ``tensor`` gives one parameter by name, so that not all are in memory at once."""
+
+    config: CyberSLMConfig
+    tensor: Callable[[str], Tensor]
+    tokenizer: Tokenizer
+    extras: Extras = Extras()
 
 
 class TrainingFiles(NamedTuple):
@@ -54,24 +78,49 @@ def save_model(
     tokenizer: Tokenizer,
     fields: Mapping[str, object],
     training: TrainingFiles | None = None,
+    extras: Extras = Extras(),  # noqa: B008 (immutable)
 ) -> None:
     """Publish a model folder, replacing one that is there. ``fields`` go into the manifest.
 
     Raises `StorageError` when it can't be written, `IntegrityError` when a weight is not finite; what was there stays.
     """
-    weights = {disk_name(name): parameter.detach() for name, parameter in model.named_parameters()}
-    refuse_not_finite(weights, target)
+    weights = dict(model.named_parameters())
+    save_parts(target, ModelParts(model.config, weights.__getitem__, tokenizer, extras), fields, training)
+
+
+def save_parts(
+    target: Path,
+    parts: ModelParts,
+    fields: Mapping[str, object],
+    training: TrainingFiles | None = None,
+    *,
+    replace: bool = True,
+) -> None:
+    """`save_model` of a model that is read while it is written."""
+    model = CyberSLM(parts.config, device="meta")
+    kinds = {disk_name(name): Kind(torch.float32, tuple(p.shape)) for name, p in model.named_parameters()}
+    own_name = {disk_name(name): name for name, _ in model.named_parameters()}
+
+    def finite(name: str) -> Tensor:
+        weight = parts.tensor(own_name[name]).detach()
+        if not bool(torch.isfinite(weight).all()):
+            raise IntegrityError(f"weight {name} is not finite: the model was not saved to {target}")
+        return weight
 
     def fill(staging: Path) -> dict[str, object]:
-        write_json(staging / "config.json", hf_config(model.config))
-        write_json(staging / "generation_config.json", generation_config(model.config))
-        write_tensors(staging / WEIGHTS, weights)
-        tokenizer.save(staging)
+        parts.tokenizer.save(staging)
+        listed = staging / JSON_FILE
+        words = listed.exists() and cuts_like_qwen2(listed.read_bytes())
+        write_json(staging / "config.json", hf_config(parts.config, qwen2_words=words))
+        write_json(staging / GENERATION, generation_config(parts.config, parts.extras.stop_ids))
+        write_tensors(staging / WEIGHTS, kinds, finite)
+        if parts.extras.chat_template is not None:
+            (staging / CHAT_TEMPLATE).write_bytes(parts.extras.chat_template.encode())
         if training is not None:
             write_training(staging, training)
-        return {"kind": KIND, "tokenizer_sha256": tokenizer.sha256, **fields}
+        return {"kind": KIND, "tokenizer_sha256": parts.tokenizer.sha256, **fields}
 
-    files.publish(target, fill, replace=True)
+    files.publish(target, fill, replace=replace)
 
 
 def load_model(folder: Path | str, *, device: torch.device | str = "cpu") -> ModelFolder:
@@ -91,7 +140,20 @@ def load_model(folder: Path | str, *, device: torch.device | str = "cpu") -> Mod
     model.load_state_dict(weights, strict=True, assign=True)
     model.rope.to_empty(device=device)
     model.rope.reset()
-    return ModelFolder(model.eval(), load_tokenizer(path), manifest)
+    return ModelFolder(model.eval(), load_tokenizer(path), manifest, load_extras(path, config))
+
+
+def load_extras(folder: Path, config: CyberSLMConfig) -> Extras:
+    """The chat template and further stop ids of a model folder that has been verified."""
+    template = read_text(folder / CHAT_TEMPLATE) if (folder / CHAT_TEMPLATE).exists() else None
+    settings = read_json(folder / GENERATION)
+    stops = settings.get("eos_token_id") if isinstance(settings, dict) else None
+    ids = [stops] if isinstance(stops, int) else stops
+    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < config.vocab_size for i in ids):
+        raise IntegrityError(
+            f"{folder / GENERATION}: eos_token_id must be ids below {config.vocab_size}, not {stops!r:.80}"
+        )
+    return Extras(template, tuple(i for i in dict.fromkeys(ids) if i != config.eos_token_id))
 
 
 def read_config(folder: Path) -> CyberSLMConfig:
@@ -127,10 +189,20 @@ def verify_model(folder: Path) -> dict:
 def read_json(path: Path) -> object:
     """A small JSON file; `IntegrityError` names it when it is missing, too large or not JSON."""
     try:
-        if path.stat().st_size > JSON_LIMIT:
+        return json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise IntegrityError(f"{path} can't be read: {error}") from error
+
+
+def read_text(path: Path) -> str:
+    """A small UTF-8 file; `IntegrityError` names it when it is missing, too large or not text."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(JSON_LIMIT + 1)
+        if len(data) > JSON_LIMIT:
             raise IntegrityError(f"{path} is larger than {JSON_LIMIT:,} bytes")
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        return data.decode("utf-8")
+    except (OSError, ValueError) as error:
         raise IntegrityError(f"{path} can't be read: {error}") from error
 
 
@@ -152,29 +224,13 @@ def _model_of(config: CyberSLMConfig, archive: safe_open, path: Path) -> CyberSL
     return model
 
 
-def refuse_not_finite(weights: Mapping[str, Tensor], target: Path) -> None:
-    for name, weight in weights.items():
-        if not bool(torch.isfinite(weight).all()):
-            raise IntegrityError(f"weight {name} is not finite: the model was not saved to {target}")
-
-
 def write_training(staging: Path, training: TrainingFiles) -> None:
     """The training part of a step folder."""
     (staging / "training").mkdir()
-    write_tensors(staging / OPTIMIZER, training.tensors)
+    tensors = training.tensors
+    write_tensors(staging / OPTIMIZER, {name: Kind.of(each) for name, each in tensors.items()}, tensors.__getitem__)
     write_json(staging / STATE, training.state)
 
 
 def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=False) + "\n", encoding="utf-8")
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Raises `StorageError` when they don't fit on the disk."""
-    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    try:
-        save_file({name: t.contiguous().cpu() for name, t in tensors.items()}, path, metadata={"format": "pt"})
-    except SafetensorError as error:
-        raise StorageError(f"{path.name} ({needed:,} bytes) could not be written: {error}") from error
-    if path.stat().st_size < needed:
-        raise OSError(errno.ENOSPC, "file is shorter than its tensors", str(path))

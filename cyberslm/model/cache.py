@@ -157,6 +157,19 @@ class KVCache:
         self.lengths = [self.lengths[row] for row in rows]
         self.capacities = [self.capacities[row] for row in rows]
 
+    def append(self, other: KVCache) -> None:
+        """Let the rows of ``other``, a cache of the same network and dtype, follow these; ``other`` stays as it is.
+
+        Later masks cover the longest row: padding that was fed before is forgotten.
+        """
+        self._whole()
+        rooms = [[layer.keys.shape[2] for layer in cache.layers] for cache in (self, other)]
+        for mine, its, room in zip(self.layers, other.layers, map(max, *rooms), strict=True):
+            for name in ("keys", "values"):
+                setattr(mine, name, _joined(getattr(mine, name), getattr(its, name), room))
+        self.lengths, self.capacities = self.lengths + other.lengths, self.capacities + other.capacities
+        self.columns = max(self.lengths)
+
     def truncate(self, lengths: Sequence[int]) -> None:
         """Forget each row's tokens from position ``lengths[row]`` on.
 
@@ -177,7 +190,9 @@ class KVCache:
 
     def _whole(self) -> None:
         if self.is_view:
-            raise InputError("this cache is the view of one layer: keep and truncate the whole cache instead")
+            raise InputError(
+                "this cache is the view of one layer: keep, append and truncate on the whole cache instead"
+            )
 
     def _copy(self, layers: list[LayerCache]) -> Self:
         other = object.__new__(type(self))
@@ -227,6 +242,20 @@ class _Shared(LayerCache):
             return False
         mine = object()
         return self._claims.setdefault(held, mine) is mine
+
+
+def _joined(first: Tensor, second: Tensor, room: int) -> Tensor:
+    """The rows of both, with ``room`` slots."""
+    if first.shape[1] != second.shape[1] or first.shape[3] != second.shape[3] or first.dtype != second.dtype:
+        raise InputError(
+            f"caches of {tuple(first.shape)} {first.dtype} and {tuple(second.shape)} {second.dtype} don't belong to"
+            " one network"
+        )
+    rows, heads, _, width = first.shape
+    both = first.new_zeros(rows + len(second), heads, room, width)
+    both[:rows, :, : first.shape[2]] = first
+    both[rows:, :, : second.shape[2]] = second
+    return both
 
 
 def _enlarged(store: Tensor, room: int) -> Tensor:

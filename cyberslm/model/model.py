@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cyberslm.decoding.loop import complete
-from cyberslm.decoding.sampling import SamplingParams
-from cyberslm.errors import InputError
+from cyberslm.decoding.request import Request
+from cyberslm.decoding.sampling import SamplingParams, with_settings
+from cyberslm.errors import GenerationError, InputError
 from cyberslm.model.block import DecoderBlock
 from cyberslm.model.cache import KVCache
 from cyberslm.model.config import CyberSLMConfig
@@ -92,6 +93,10 @@ class CyberSLM(nn.Module):
     @property
     def max_seq_len(self) -> int:
         return self.config.max_seq_len
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
 
     def new_cache(self, batch_size: int, capacity: int | Sequence[int], *, dtype: torch.dtype | None = None) -> KVCache:
         """An empty cache on the model's device, in its dtype unless another is given.
@@ -179,30 +184,37 @@ class CyberSLM(nn.Module):
         if input_ids.device.type == "cpu" and not 0 <= int(input_ids.min()) <= int(input_ids.max()) < size:
             raise InputError(f"input_ids must hold ids from 0 to {size - 1} (vocab_size - 1)")
 
-    def generate(  # noqa: PLR0913 (one keyword a setting, as people type them)
+    def next_logits(self, tokens: Tensor, cache: KVCache) -> Tensor:
+        """Logits ``(B, V)`` after one more token ``(B,)`` in each row of ``cache``: one step of decoding."""
+        with torch.no_grad():
+            return self.head(self.features(tokens.unsqueeze(1), cache=cache)[:, 0])
+
+    def generate(
         self,
         input_ids: Tensor,
         max_new_tokens: int,
         *,
         attention_mask: Tensor | None = None,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int | None = None,
         eos_token_id: int | None = None,
+        **settings: object,
     ) -> Tensor:
         """Continue each row of ``input_ids`` ``(B, T)``; return prompt and new ids ``(B, T + longest answer)``.
 
-        Padding of the prompt may be on either side, marked by ``attention_mask``; the answer follows in the columns
-        after the prompt, filled with ``pad_token_id`` once a row is done. A row ends with ``eos_token_id`` (default:
-        the configuration's), which is part of the answer. The model's mode and the global random state stay as they
-        were (several threads may share a model only in evaluation mode). With rope scaling of type dynamic, prompt plus
-        budget is the length that angles are stretched for. Raises `GenerationError` for settings out of range or a
-        prompt and budget that exceed ``max_seq_len``.
+        ``settings`` are fields of `SamplingParams`, such as ``temperature`` and ``seed``; greedy without. With ``n``
+        answers each row comes ``n`` times. Padding of the prompt may be on either side, marked by ``attention_mask``;
+        the answer follows in the columns after the prompt, filled with ``pad_token_id`` once a row is done. A row ends
+        with ``eos_token_id`` (default: the configuration's), which is part of the answer. The model's mode and the
+        global random state stay as they were (several threads may share a model only in evaluation mode). With rope
+        scaling of type dynamic, prompt plus budget is the length that angles are stretched for. Raises
+        `GenerationError` for settings out of range, those that need a tokenizer, or a prompt and budget that exceed
+        ``max_seq_len``.
         """
-        params = SamplingParams(
-            max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
-        )
+        params = with_settings(SamplingParams(max_new_tokens=max_new_tokens), settings)
+        if params.stop or params.logprobs is not None:
+            name = "stop" if params.stop else "logprobs"
+            raise GenerationError(
+                f"{name} is for Engine.generate, which has text and more than ids to give: leave it out"
+            )
         self._check_ids(input_ids.cpu())
         if attention_mask is None:
             prompts = input_ids.tolist()
@@ -210,8 +222,10 @@ class CyberSLM(nn.Module):
             real = key_padding(attention_mask, *input_ids.shape)
             prompts = [row[keep].tolist() for row, keep in zip(input_ids, real, strict=True)]
         eos = self.config.eos_token_id if eos_token_id is None else eos_token_id
-        answers = complete(self, prompts, [params] * len(prompts), stop_ids=frozenset({eos}))
+        found = complete(self, [Request(prompt, params) for prompt in prompts], stop_ids=frozenset({eos}))
+        answers = [answer for answers in found for answer in answers]
         width = max(map(len, answers))
         pad = self.config.pad_token_id
         block = torch.tensor([answer + [pad] * (width - len(answer)) for answer in answers], dtype=input_ids.dtype)
-        return torch.cat((input_ids, block.reshape(len(answers), width).to(input_ids.device)), dim=1)
+        repeated = input_ids.repeat_interleave(params.n, dim=0)
+        return torch.cat((repeated, block.reshape(len(answers), width).to(input_ids.device)), dim=1)

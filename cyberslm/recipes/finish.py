@@ -38,7 +38,7 @@ def finish(run: TrainRun, origin: Origin, state: TrainState, prepared: Prepared,
     final = run.folder / "final"
     if manifest["kind"] == ADAPTER:
         copy_adapter(chosen.path, run.folder / ADAPTER_FOLDER)
-    save_model(final, model, prepared.tokenizer, kept)
+    save_model(final, model, prepared.tokenizer, kept, extras=origin.extras)
     score = manifest.get("validation") or {}
     screen.line("")
     why = f", ended by train.{state.ended}" if state.ended else ""

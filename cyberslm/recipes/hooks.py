@@ -15,7 +15,7 @@ from cyberslm import files
 from cyberslm.checkpoint.folder import TrainingFiles, load_training
 from cyberslm.checkpoint.steps import remove_after, rotate, step_folder
 from cyberslm.data.prepare import Prepared
-from cyberslm.decoding.loop import budget_for
+from cyberslm.decoding.request import budget_for
 from cyberslm.decoding.sampling import SamplingParams
 from cyberslm.generation.engine import Engine
 from cyberslm.model.model import CyberSLM

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from cyberslm.checkpoint.adapter import apply_adapter, load_adapter, save_adapter
-from cyberslm.checkpoint.folder import TrainingFiles, load_model, save_model
+from cyberslm.checkpoint.folder import Extras, TrainingFiles, load_extras, load_model, save_model
 from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.lora import add_adapters, keep_base_in, merge
@@ -33,6 +33,11 @@ class Origin(Protocol):
     @property
     def fields(self) -> dict[str, object]:
         """What every manifest of the run says of its origin."""
+        ...
+
+    @property
+    def extras(self) -> Extras:
+        """What ``final/`` brings along from the base."""
         ...
 
     def outline(self, device: torch.device | str = "meta") -> CyberSLM:
@@ -88,6 +93,7 @@ class FromScratch:
     def __init__(self, run: TrainRun) -> None:
         self._run = run
         self.fields: dict[str, object] = {}
+        self.extras = Extras()
 
     def outline(self, device: torch.device | str = "meta") -> CyberSLM:
         return CyberSLM(self._run.model, seed=self._run.seed, device=device)
@@ -118,6 +124,7 @@ class FromBase:
     def __init__(self, run: FinetuneRun) -> None:
         self._run = run
         self.fields: dict[str, object] = {"base_sha256": run.base_sha256}
+        self.extras = load_extras(run.base_folder, run.model)
 
     def outline(self, device: torch.device | str = "meta") -> CyberSLM:
         return self._prepared(CyberSLM(self._run.model, seed=self._run.seed, device=device))
@@ -142,7 +149,7 @@ class FromBase:
     ) -> None:
         fields = {**self.fields, **fields}
         if self._run.lora is None:
-            save_model(target, model, tokenizer, fields, training)
+            save_model(target, model, tokenizer, fields, training, self.extras)
         else:
             base = str(self._run.base_folder)
             save_adapter(target, model, self._run.lora, fields, base=base, training=training)

@@ -98,6 +98,26 @@ def with_bos_rule(model: ImportedModel, *, add_bos: bool) -> ImportedModel:
     return model._replace(content=_dump(data), add_bos=add_bos)
 
 
+def modern_words(contractions: str, digits: str) -> str:
+    """How Llama 3 and Qwen2 cut text into words: an expression that differs in two places."""
+    return (
+        rf"{contractions}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+"
+        r"|\s+(?!\S)|\s+"
+    )
+
+
+CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+FOLDED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_QWEN2_WORDS = {modern_words(start, r"\p{N}") for start in (CONTRACTIONS, FOLDED)}
+
+
+def cuts_like_qwen2(content: bytes) -> bool:
+    """Whether a tokenizer.json cuts text into words as Qwen2's does."""
+    steps = list(_steps(_object(content).get("pre_tokenizer")))
+    patterns = [step.get("pattern") for step in steps if step.get("type") == "Split"]
+    return len(steps) == 2 and any(isinstance(p, dict) and p.get("Regex") in _QWEN2_WORDS for p in patterns)
+
+
 def byte_letters() -> dict[str, int]:
     """The letter of each byte at byte level: printable Latin-1 as it is, the others from U+0100 in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

@@ -147,6 +147,7 @@ def test_every_variant_that_they_know_gives_the_same_logits(trained: Path, tmp_p
         {"key_dim": 8},
         {"logit_softcap": 15.0},
         {"bias_kv": True},
+        {"bias_q": True, "bias_kv": True},  # Qwen2's, but under that name text would be cut in Qwen2's way
         {"sliding_window": (8, 0)},
         {"qk_norm": True, "bias": True},
         {"qk_norm": True, "sliding_window": (8, 4)},

@@ -141,7 +141,7 @@ def test_view_leaves_rows_to_the_whole_cache() -> None:
     """A view that kept one row left the other layers with two."""
     cache = KVCache(CONFIG, batch_size=2, capacity=8)
     for change in (lambda view: view.keep([0]), lambda view: view.truncate([0, 0])):
-        with pytest.raises(InputError, match="the view of one layer: keep and truncate the whole cache"):
+        with pytest.raises(InputError, match="the view of one layer: keep, append and truncate on the whole"):
             change(cache.view(0))
 
 
