@@ -27,8 +27,8 @@ from cyberslm.checkpoint.folder import (
     read_json,
     refuse_not_finite,
     write_json,
-    write_tensors,
     write_training,
+    write_whole,
 )
 from cyberslm.checkpoint.hf import HEAD, PREFIX, disk_name
 from cyberslm.errors import ConfigError, IntegrityError
@@ -100,7 +100,7 @@ def save_adapter(
 
     def fill(staging: Path) -> dict[str, object]:
         write_json(staging / CONFIG, peft_config(model, config, base=base))
-        write_tensors(staging / WEIGHTS, tensors)
+        write_whole(staging / WEIGHTS, tensors)
         if training is not None:
             write_training(staging, training)
         return {"kind": KIND, **fields}

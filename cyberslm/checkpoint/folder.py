@@ -23,8 +23,7 @@ from torch import Tensor
 
 from cyberslm import files
 from cyberslm.checkpoint.hf import config_from_json, disk_name, generation_config, hf_config
-from cyberslm.checkpoint.tensors import Kind
-from cyberslm.checkpoint.tensors import write_tensors as stream_tensors
+from cyberslm.checkpoint.tensors import Kind, write_tensors
 from cyberslm.errors import IntegrityError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.model import CyberSLM
@@ -109,7 +108,7 @@ def save_parts(
         words = listed.exists() and cuts_like_qwen2(listed.read_bytes())
         write_json(staging / "config.json", hf_config(parts.config, qwen2_words=words))
         write_json(staging / GENERATION, generation_config(parts.config, parts.extras.stop_ids))
-        stream_tensors(staging / WEIGHTS, kinds, finite)
+        write_tensors(staging / WEIGHTS, kinds, finite)
         if parts.extras.chat_template is not None:
             (staging / CHAT_TEMPLATE).write_bytes(parts.extras.chat_template.encode())
             _let_template_spell(staging / CONFIG_FILE)
@@ -239,7 +238,7 @@ def refuse_not_finite(weights: Mapping[str, Tensor], target: Path) -> None:
 def write_training(staging: Path, training: TrainingFiles) -> None:
     """The training part of a step folder."""
     (staging / "training").mkdir()
-    write_tensors(staging / OPTIMIZER, training.tensors)
+    write_whole(staging / OPTIMIZER, training.tensors)
     write_json(staging / STATE, training.state)
 
 
@@ -247,6 +246,6 @@ def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=False) + "\n", encoding="utf-8")
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Raises `StorageError` when they don't fit on the disk."""
-    stream_tensors(path, {name: Kind.of(tensor) for name, tensor in tensors.items()}, tensors.__getitem__)
+def write_whole(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Tensors that are in memory. Raises `StorageError` when they don't fit on the disk."""
+    write_tensors(path, {name: Kind.of(tensor) for name, tensor in tensors.items()}, tensors.__getitem__)
