@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from cyberslm.recipes.config import load_run
+from cyberslm.recipes.finetune import load_any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "cyberslm"
@@ -73,8 +74,9 @@ def test_module_opens_with_its_idea_and_stays_small(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
-def test_every_config_loads_and_says_how_to_run_it(path: Path) -> None:
-    assert load_run(path).value.train.max_steps > 0
+def test_every_config_loads_and_says_how_to_run_it(path: Path, trained: Path) -> None:
+    base = [f"base={trained / 'run'}"] if "\nbase:" in path.read_text() else []
+    assert load_any(path, base).value.train.max_steps > 0
     assert f"configs/{path.name}" in path.read_text().split("\nout_dir")[0]
 
 

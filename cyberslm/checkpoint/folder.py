@@ -261,10 +261,14 @@ def _model_of(config: CyberSLMConfig, precision: Precision, archive: safe_open, 
 def write_training(staging: Path, training: TrainingFiles) -> None:
     """The training part of a step folder."""
     (staging / "training").mkdir()
-    tensors = training.tensors
-    write_tensors(staging / OPTIMIZER, {name: Kind.of(each) for name, each in tensors.items()}, tensors.__getitem__)
+    write_whole(staging / OPTIMIZER, training.tensors)
     write_json(staging / STATE, training.state)
 
 
 def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=False) + "\n", encoding="utf-8")
+
+
+def write_whole(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Tensors that are in memory. Raises `StorageError` when they don't fit on the disk."""
+    write_tensors(path, {name: Kind.of(tensor) for name, tensor in tensors.items()}, tensors.__getitem__)

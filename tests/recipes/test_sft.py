@@ -55,7 +55,7 @@ def answering(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("answering")
     records = [say(word) | {"prompt": f"say {word}" + " please" * n} for word in WORDS for n in range(4)]
     path = write_run(
-        folder, "sft", records, data=CHAT | {"validation_fraction": 0}, model={"max_seq_len": 64},
+        folder, "sft", records, data=CHAT | {"validation_fraction": 0}, model={"max_seq_len": 192},
         tokenizer={"vocab_size": 300, "shrink": True}, optimizer={"lr": 1e-2},
         train={"max_steps": 60, "micro_batch_size": 4, "global_batch_size": 4}, scheduler={"warmup_steps": 5},
     )  # fmt: skip
@@ -131,7 +131,7 @@ def test_inspect_shows_what_is_trained(answering):
 
 def test_the_kept_configuration_says_what_was_left_open(answering):
     run = load_run(answering / "sft" / "config.yaml").value
-    assert run.data.chat.max_tokens == 64
+    assert run.data.chat.max_tokens == 192
     assert run_training(load_run(answering / "sft.yaml"), quiet=True).state.step == 60
 
 
@@ -306,3 +306,27 @@ def test_ranks_divide_answers_and_pairs_as_one_process_does(answering, preferrin
         else:
             run_training(load_run(path), quiet=True)
     same_run(tmp_path / "two", tmp_path / "one")
+
+
+def test_the_recipes_run_one_after_the_other(answering, tmp_path, monkeypatch):
+    """configs/sft-security-qa.yaml and configs/dpo-demo.yaml, tiny, on pairs that the script makes."""
+    from test_security_qa import SCRIPTS, write_corpus
+
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import security_qa
+
+    security_qa.make(write_corpus(tmp_path), tmp_path / "qa")
+    configs, base = SCRIPTS.parent / "configs", str(answering / "sft")
+    tiny = ["train.max_steps=2", "scheduler.warmup_steps=1", "eval.interval=1", "checkpoint.interval=1", "threads=1"]
+    for name, learned in (("sft-security-qa", "train"), ("dpo-demo", "preferences")):
+        held_out = "held-out" if learned == "train" else "preferences-held-out"
+        settings = [
+            f"out_dir={tmp_path / name}",
+            f"base={base}",
+            f"data.sources=[{tmp_path / 'qa' / learned}.jsonl]",
+            f"data.validation=[{tmp_path / 'qa' / held_out}.jsonl]",
+        ]
+        outcome = run_training(load_finetune(configs / f"{name}.yaml", [*settings, *tiny]), quiet=True)
+        assert outcome.final is not None
+        base = str(outcome.final)
+    assert "accuracy" in json.loads((tmp_path / "dpo-demo" / "final" / "manifest.json").read_text())["validation"]
