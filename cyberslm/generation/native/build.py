@@ -19,7 +19,7 @@ from pathlib import Path
 from cyberslm import files
 from cyberslm.errors import CyberSLMError, IntegrityError
 
-SOURCE = Path(__file__).with_name("step.cpp")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("step.cpp", "products.h", "vectors.h"))
 LIBRARY = "step.so"
 KIND = "cyberslm-native"
 OPTIONS = (
@@ -72,7 +72,7 @@ def build_library(compiler: Path) -> ctypes.CDLL:
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def fill(staging: Path) -> dict[str, object]:
-        command = [str(compiler), *OPTIONS, str(SOURCE), "-o", str(staging / LIBRARY)]
+        command = [str(compiler), *OPTIONS, str(SOURCES[0]), "-o", str(staging / LIBRARY)]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, errors="replace", timeout=LONGEST, check=False, cwd=staging
@@ -115,7 +115,8 @@ def _is_private(folder: Path) -> bool:
 def _key(compiler: Path) -> str:
     """Names the library by everything that decides what it is."""
     found = compiler.stat()
-    parts = (SOURCE.read_text(encoding="utf-8"), compiler, found.st_size, found.st_mtime_ns, OPTIONS, _processor())
+    sources = [source.read_text(encoding="utf-8") for source in SOURCES]
+    parts = (*sources, compiler, found.st_size, found.st_mtime_ns, OPTIONS, _processor())
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:32]
 
 

@@ -1,0 +1,326 @@
+// Products of a matrix, kept in few bits or many, with the rows of a batch.
+//
+// Few rows lie one behind the other and are taken row by row (`dots`): then reading the weights is what takes the time,
+// so that they are asked for in advance. Many lie side by side in the lanes of a vector (`lanes`), and a weight that was
+// widened serves all of them. Sums are fp32. With many rows and bf16 or int8 weights, processors that multiply pairs of
+// bf16 do so: the numbers of the rows then are rounded to bf16 too, as torch does in bf16.
+
+#pragma once
+
+#include <omp.h>
+
+#include <type_traits>
+
+#include "vectors.h"
+
+struct Matrix {  // (rows, columns), row after row; bias and scales may be null
+    const void* weight;
+    const float* scales;
+    const float* bias;
+    int64_t rows, columns, kind;  // kind: 0 fp32, 1 bf16, 2 int8, 3 int4
+};
+
+namespace {
+
+constexpr int GROUP = 32;    // numbers of an int4 row that share a scale
+constexpr int FEW = 4;       // rows up to which products are taken row by row ...
+constexpr int TILE = 4;      // ... so many weight rows at once
+constexpr int AHEAD = 8192;  // bytes that weights are asked for in advance then
+constexpr int CHUNK = 256;   // columns that are widened at once for many rows
+#ifdef __AVX512F__
+constexpr int TOTALS = 16;  // vectors of sums that fit the registers
+#else
+constexpr int TOTALS = 8;
+#endif
+constexpr int FAR = TOTALS * CHUNK / 2;  // bytes asked for in advance for many rows, times the bits of a weight
+
+enum Kind { FP32, BF16, INT8, INT4 };
+
+inline float widen(uint16_t half) { return bits<float>(uint32_t(half) << 16); }
+
+inline uint16_t narrow(float x) {  // round to nearest, ties to even; NaN stays NaN
+    const uint32_t word = bits<uint32_t>(x);
+    if (x != x) return uint16_t(word >> 16 | 0x40);
+    return uint16_t((word + 0x7fff + (word >> 16 & 1)) >> 16);
+}
+
+// LANES weights of one row from column i on, without the scale of an int8 row.
+template <int kind>
+inline Floats weights(const Matrix& m, int64_t row, int64_t i) {
+    const int64_t at = row * m.columns + i;
+    if constexpr (kind == FP32) {
+        return load<Floats>(static_cast<const float*>(m.weight) + at);
+    } else if constexpr (kind == BF16) {
+        return bits<Floats>(whole(static_cast<const uint16_t*>(m.weight) + at) << 16);
+    } else if constexpr (kind == INT8) {
+        return __builtin_convertvector(whole(static_cast<const int8_t*>(m.weight) + at), Floats);
+    } else {  // the first half of a group is in low nibbles, the second in high ones
+        const int64_t group = at / GROUP, within = at % GROUP;
+        const Ints both = whole(static_cast<const int8_t*>(m.weight) + group * (GROUP / 2) + within % (GROUP / 2));
+        const Ints nibble = (within < GROUP / 2 ? both : both >> 4) & 15;
+        return __builtin_convertvector(nibble - 8, Floats) * m.scales[group];
+    }
+}
+
+// The last columns of a row, zeros behind. int4 rows have none: their columns are whole groups.
+template <int kind>
+inline Floats last_weights(const Matrix& m, int64_t row, int64_t i) {
+    Floats tail{};
+    for (int64_t j = i; j < m.columns; ++j) {
+        const int64_t at = row * m.columns + j;
+        if constexpr (kind == FP32) tail[j - i] = static_cast<const float*>(m.weight)[at];
+        if constexpr (kind == BF16) tail[j - i] = widen(static_cast<const uint16_t*>(m.weight)[at]);
+        if constexpr (kind == INT8) tail[j - i] = static_cast<const int8_t*>(m.weight)[at];
+    }
+    return tail;
+}
+
+inline int64_t padded(int64_t count, int64_t unit = LANES) { return (count + unit - 1) / unit * unit; }
+
+// Features of a batch's rows: (feature, row) is at[feature * step + row * stride]. Few rows lie one behind the other,
+// many side by side in lanes.
+struct Rows {
+    float* at;
+    int64_t step, stride;
+};
+
+// Where the results of a product go: in place of what is there, or added to it.
+struct Out {
+    Rows rows;
+    int64_t count;  // rows
+    bool add;
+    void put(int64_t feature, int64_t row, float value) const {
+        float& cell = rows.at[feature * rows.step + row * rows.stride];
+        cell = add ? cell + value : value;
+    }
+};
+
+inline float scale_of(const Matrix& m, int64_t row) { return m.kind == INT8 ? m.scales[row] : 1.0f; }
+inline float bias_of(const Matrix& m, int64_t row) { return m.bias ? m.bias[row] : 0.0f; }
+
+template <int kind>
+constexpr int BITS = kind == FP32 ? 32 : kind == BF16 ? 16 : kind == INT8 ? 8 : 4;
+
+// Ask for `count` weights that come `ahead` bytes later, into the first or the second cache.
+template <int kind, int ahead, int level>
+inline void ask_for(const Matrix& m, int64_t row, int64_t i, int count) {
+    const char* at = static_cast<const char*>(m.weight) + (row * m.columns + i) * BITS<kind> / 8 + ahead;
+    for (int byte = 0; byte < count * BITS<kind> / 8; byte += 64) __builtin_prefetch(at + byte, 0, 4 - level);
+}
+
+// Weight rows [row, row + R) times C rows of x, from its row b on.
+template <int kind, int R, int C>
+void dots(const Matrix& m, int64_t row, const Rows& x, int64_t b, const Out& out) {
+    Floats totals[R][C] = {};
+    const float* from = x.at + b * x.stride;
+    int64_t i = 0;
+    for (; i + LANES <= m.columns; i += LANES) {
+        Floats w[R];
+        for (int r = 0; r < R; ++r) w[r] = weights<kind>(m, row + r, i);
+        ask_for<kind, AHEAD, 1>(m, row + R, i * R, R * LANES);
+        for (int c = 0; c < C; ++c) {
+            const Floats value = load<Floats>(from + c * x.stride + i);
+            for (int r = 0; r < R; ++r) totals[r][c] += w[r] * value;
+        }
+    }
+    if (i < m.columns) {
+        for (int r = 0; r < R; ++r) {
+            const Floats w = last_weights<kind>(m, row + r, i);
+            for (int c = 0; c < C; ++c) totals[r][c] += w * load<Floats>(from + c * x.stride + i);
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c)
+            out.put(row + r, b + c, sum(totals[r][c]) * scale_of(m, row + r) + bias_of(m, row + r));
+}
+
+template <int kind, int C>
+void all_dots(const Matrix& m, int64_t first, int64_t last, const Rows& x, int64_t b, const Out& out) {
+    int64_t row = first;
+    for (; row + TILE <= last; row += TILE) dots<kind, TILE, C>(m, row, x, b, out);
+    for (; row < last; ++row) dots<kind, 1, C>(m, row, x, b, out);
+}
+
+template <int W>
+struct Wide {
+    typedef float Vector __attribute__((vector_size(W * 4)));
+};
+
+template <int W>
+inline void put_lanes(const Matrix& m, int64_t row, int64_t b, typename Wide<W>::Vector total, const Out& out) {
+    total = total * scale_of(m, row) + bias_of(m, row);
+    for (int lane = 0; lane < W && b + lane < out.count; ++lane) out.put(row, b + lane, total[lane]);
+}
+
+// Weights of one row from column i on, `count` of them with zeros behind up to a whole vector.
+template <int kind>
+inline void unpack(const Matrix& m, int64_t row, int64_t i, int64_t count, float* to) {
+    int64_t j = 0;
+    for (; j + LANES <= count; j += LANES) {
+        ask_for<kind, FAR * BITS<kind>, 2>(m, row, i + j, LANES);
+        store(to + j, weights<kind>(m, row, i + j));
+    }
+    if (j < count) store(to + j, last_weights<kind>(m, row, i + j));
+}
+
+#ifdef __AVX512BF16__
+constexpr bool HAS_PAIRS = true;
+
+// Many rows of bf16 and int8 weights: two neighbours at once, with the row's numbers rounded to bf16 too.
+inline Floats add_pairs(Floats total, uint32_t weights, const uint32_t* x) {
+    return Floats(_mm512_dpbf16_ps(__m512(total), __m512bh(_mm512_set1_epi32(weights)), load<__m512bh>(x)));
+}
+inline Wide<8>::Vector add_pairs(Wide<8>::Vector total, uint32_t weights, const uint32_t* x) {
+    return Wide<8>::Vector(_mm256_dpbf16_ps(__m256(total), __m256bh(_mm256_set1_epi32(weights)), load<__m256bh>(x)));
+}
+inline void store_pairs(uint32_t* to, Floats first, Floats second) {
+    const __m512bh both = _mm512_cvtne2ps_pbh(__m512(second), __m512(first));
+    std::memcpy(to, &both, sizeof both);
+}
+inline void store_pairs(uint32_t* to, const float* first, const float* second) {  // sixteen from each, interleaved
+    const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(second), _mm512_loadu_ps(first));
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                                           21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(order, __m512i(both)));
+}
+#else
+constexpr bool HAS_PAIRS = false;
+inline Floats add_pairs(Floats total, uint32_t, const uint32_t*) { return total; }
+inline void store_pairs(uint32_t*, Floats, Floats) {}
+inline void store_pairs(uint32_t*, const float*, const float*) {}
+#endif
+
+template <int kind>
+inline void unpack_pairs(const Matrix& m, int64_t row, int64_t i, int64_t count, uint32_t* to) {
+    for (int64_t j = 0; j < count; j += 2 * LANES) {
+        const auto part = [&](int64_t at) {
+            if (at + LANES <= m.columns) return weights<kind>(m, row, at);
+            return at < m.columns ? last_weights<kind>(m, row, at) : Floats{};
+        };
+        ask_for<kind, FAR * BITS<kind>, 2>(m, row, i + j, 2 * LANES);
+        if (kind == BF16 && i + j + 2 * LANES <= m.columns)
+            std::memcpy(to + j / 2, static_cast<const uint16_t*>(m.weight) + row * m.columns + i + j, 4 * LANES);
+        else
+            store_pairs(to + j / 2, part(i + j), part(i + j + LANES));
+    }
+}
+
+// x (features, step) as pairs of neighbouring features, (features / 2, step), an odd last one with zeros.
+void pair_up(const Rows& x, int64_t features, uint32_t* to) {
+    const float zeros[16] = {};
+    for (int64_t i = 0; i < features; i += 2)
+        for (int64_t b = 0; b < x.step; b += 16) {
+            const float* first = x.at + i * x.step + b;
+            store_pairs(to + i / 2 * x.step + b, first, i + 1 < features ? first + x.step : zeros);
+        }
+}
+
+// `lanes` with x from `pair_up`.
+template <int kind, int W, int V, int R>
+void pair_lanes(const Matrix& m, int64_t row, const uint32_t* x, int64_t step, int64_t b, const Out& out) {
+    typedef typename Wide<W>::Vector Vector;
+    alignas(64) uint32_t w[R][CHUNK / 2 + LANES];
+    Vector totals[R][V] = {};
+    for (int64_t i = 0; i < m.columns; i += CHUNK) {
+        const int64_t count = m.columns - i < CHUNK ? m.columns - i : CHUNK;
+        for (int r = 0; r < R; ++r) unpack_pairs<kind>(m, row + r, i, count, w[r]);
+        const uint32_t* from = x + i / 2 * step + b;
+        for (int64_t j = 0; j < (count + 1) / 2; ++j, from += step)
+            for (int r = 0; r < R; ++r)
+                for (int v = 0; v < V; ++v) totals[r][v] = add_pairs(totals[r][v], w[r][j], from + v * W);
+    }
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) put_lanes<W>(m, row + r, b + v * W, totals[r][v], out);
+}
+
+template <int kind, int W, int V>
+void all_pair_lanes(const Matrix& m, int64_t first, int64_t last, const uint32_t* x, int64_t step, int64_t b,
+                    const Out& out) {
+    int64_t row = first;
+    for (; row + TOTALS / V <= last; row += TOTALS / V) pair_lanes<kind, W, V, TOTALS / V>(m, row, x, step, b, out);
+    for (; row < last; ++row) pair_lanes<kind, W, V, 1>(m, row, x, step, b, out);
+}
+
+// Weight rows [row, row + R) times V vectors of W rows of x that lie side by side, from its row b on.
+template <int kind, int W, int V, int R>
+void lanes(const Matrix& m, int64_t row, const Rows& x, int64_t b, const Out& out) {
+    typedef typename Wide<W>::Vector Vector;
+    alignas(64) float w[R][CHUNK + LANES];  // not a power of two apart: they would evict each other
+    Vector totals[R][V] = {};
+    for (int64_t i = 0; i < m.columns; i += CHUNK) {
+        const int64_t count = m.columns - i < CHUNK ? m.columns - i : CHUNK;
+        for (int r = 0; r < R; ++r) unpack<kind>(m, row + r, i, count, w[r]);
+        const float* from = x.at + i * x.step + b;
+        for (int64_t j = 0; j < count; ++j, from += x.step) {
+            Vector value[V];
+            for (int v = 0; v < V; ++v) value[v] = load<Vector>(from + v * W);
+            for (int r = 0; r < R; ++r)
+                for (int v = 0; v < V; ++v) totals[r][v] += w[r][j] * value[v];
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) put_lanes<W>(m, row + r, b + v * W, totals[r][v], out);
+}
+
+template <int kind, int W, int V>
+void all_lanes(const Matrix& m, int64_t first, int64_t last, const Rows& x, int64_t b, const Out& out) {
+    int64_t row = first;
+    for (; row + TOTALS / V <= last; row += TOTALS / V) lanes<kind, W, V, TOTALS / V>(m, row, x, b, out);
+    for (; row < last; ++row) lanes<kind, W, V, 1>(m, row, x, b, out);
+}
+
+template <int n>
+using Number = std::integral_constant<int, n>;
+
+template <int kind>
+void products(const Matrix& m, int64_t first, int64_t last, const Rows& x, const Out& out, uint32_t* pairs) {
+    if (x.step == 1) {
+        for (int64_t b = 0; b < out.count; b += TILE) switch (out.count - b) {
+                case 1: all_dots<kind, 1>(m, first, last, x, b, out); break;
+                case 2: all_dots<kind, 2>(m, first, last, x, b, out); break;
+                case 3: all_dots<kind, 3>(m, first, last, x, b, out); break;
+                default: all_dots<kind, TILE>(m, first, last, x, b, out);
+            }
+        return;
+    }
+    constexpr bool by_pairs = HAS_PAIRS && (kind == BF16 || kind == INT8);
+    if (by_pairs) pair_up(x, m.columns, pairs);
+    const auto block = [&](auto width, auto vectors, int64_t b) {
+        if constexpr (by_pairs)
+            all_pair_lanes<kind, width, vectors>(m, first, last, pairs, x.step, b, out);
+        else
+            all_lanes<kind, width, vectors>(m, first, last, x, b, out);
+        return width * vectors;
+    };
+    for (int64_t b = 0; b < x.step;) {
+        const int64_t left = x.step - b;
+        if (left >= 2 * LANES)
+            b += block(Number<LANES>{}, Number<2>{}, b);
+        else if (left >= LANES)
+            b += block(Number<LANES>{}, Number<1>{}, b);
+        else
+            b += block(Number<8>{}, Number<1>{}, b);
+    }
+}
+
+struct Share {  // the part of [0, count) that falls to this thread
+    int64_t first, last;
+    explicit Share(int64_t count) {
+        const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
+        first = count * me / team;
+        last = count * (me + 1) / team;
+    }
+};
+
+// This thread's share of the weight rows of m times x.
+void multiply(const Matrix& m, const Rows& x, const Out& out, uint32_t* pairs) {
+    const Share share(m.rows);
+    switch (m.kind) {
+        case FP32: return products<FP32>(m, share.first, share.last, x, out, pairs);
+        case BF16: return products<BF16>(m, share.first, share.last, x, out, pairs);
+        case INT8: return products<INT8>(m, share.first, share.last, x, out, pairs);
+        default: return products<INT4>(m, share.first, share.last, x, out, pairs);
+    }
+}
+
+}  // namespace
