@@ -31,8 +31,9 @@ class LanguageModel(Protocol):
     def new_cache(self, batch_size: int, capacity: Sequence[int]) -> Cache: ...
     def features(self, input_ids: Tensor, attention_mask: Tensor | None = None, *, cache: Any = None) -> Tensor: ...
     def head(self, features: Tensor) -> Tensor: ...
-    def next_logits(self, tokens: Tensor, cache: Any) -> Tensor:
-        """Logits ``(B, V)`` after one more token ``(B,)`` of each row of ``cache``, which takes them up."""
+    def next_logits(self, tokens: Tensor, cache: Any, counts: Sequence[int] | None = None) -> Tensor:
+        """Logits ``(N, V)`` after each of the tokens ``(N,)``, of which ``counts[b]`` (default: one) belong to row b of
+        ``cache``, which takes them up."""
         ...
 
     def train(self, mode: bool = True) -> Any: ...  # noqa: FBT001, FBT002 (torch's signature)
@@ -43,7 +44,6 @@ class Cache(Protocol):
 
     lengths: list[int]
     capacities: list[int]
-    columns: int
 
     @property
     def num_bytes(self) -> int: ...
@@ -74,19 +74,6 @@ def prefill(model: LanguageModel, prompts: Sequence[Sequence[int]], cache: Cache
         within = ((ends > start) & (ends <= stop)).unsqueeze(1)
         last = here if last is None else torch.where(within, here, last)
     return model.head(last)  # type: ignore[arg-type]
-
-
-def feed(model: LanguageModel, rows: Sequence[Sequence[int]], cache: Cache) -> Tensor:
-    """Feed one or more tokens to each row of ``cache``; logits ``(B, T, V)`` after each, padded on the right."""
-    counts = [len(row) for row in rows]
-    longest = max(counts)
-    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=model.device)
-    mask = None
-    if min(counts) < longest:
-        ends = torch.tensor([[*held] for held in zip(cache.lengths, counts, strict=True)], device=model.device)
-        past, new = torch.arange(cache.columns, device=model.device), torch.arange(longest, device=model.device)
-        mask = torch.cat((past < ends[:, :1], new < ends[:, 1:]), dim=1)
-    return model.head(model.features(ids, mask, cache=cache))
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from torch import Tensor
 from cyberslm.decoding.beam import Beam, beam_search, search_steps
 from cyberslm.decoding.choice import Chooser, Ids, choose, likelihood
 from cyberslm.decoding.draft import WIDEST, Guesses, Speculation
-from cyberslm.decoding.feed import PREFILL_CHUNK, Cache, LanguageModel, evaluating, feed
+from cyberslm.decoding.feed import PREFILL_CHUNK, Cache, LanguageModel, evaluating
 from cyberslm.decoding.history import History
 from cyberslm.decoding.prefixes import PrefixCache, prefill_new
 from cyberslm.decoding.request import FinishReason, Fitted, Request, Step, check, window
@@ -198,12 +198,13 @@ class Batch:
         last = [row.chooser.history.answer[-1] for row in self._rows]
         if not self._draft(cache):
             return self._model.next_logits(torch.tensor(last, device=self._model.device), cache)
-        logits_BTV = feed(
-            self._model, [[token, *row.draft] for token, row in zip(last, self._rows, strict=True)], cache
-        )
-        for row, logits_TV in zip(self._rows, logits_BTV, strict=True):
-            row.drafted_TV = logits_TV[1 : 1 + len(row.draft)] if row.draft else None
-        return logits_BTV[:, 0]
+        fed = [[token, *row.draft] for token, row in zip(last, self._rows, strict=True)]
+        counts = [len(tokens) for tokens in fed]
+        flat = torch.tensor([token for tokens in fed for token in tokens], device=self._model.device)
+        parts = self._model.next_logits(flat, cache, counts).split(counts)
+        for row, logits_TV in zip(self._rows, parts, strict=True):
+            row.drafted_TV = logits_TV[1:] if row.draft else None
+        return torch.stack([logits_TV[0] for logits_TV in parts])
 
     def _logits(self) -> Tensor:
         """The logits ``(B, V)`` of all that are not done, whose order `_rows` then has."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -62,12 +63,12 @@ class _Pending:
         else:
             self._library = kept_library(self._compiler)
 
-    def __call__(self, tokens_B: Tensor, cache: KVCache) -> Tensor | None:
+    def __call__(self, tokens_N: Tensor, cache: KVCache, counts: Sequence[int]) -> Tensor | None:
         if self._step is None and not self._is_ready():
             return None
         if self._step is None or not self._step.takes(cache):
             return None
-        return self._step(tokens_B, cache)
+        return self._step(tokens_N, cache, counts)
 
     def build(self) -> None:
         """Have the library now."""

@@ -33,8 +33,8 @@ from cyberslm.model.sight import key_padding
 INIT_STD = 0.02
 
 
-OneTokenStep = Callable[[Tensor, KVCache], Tensor | None]
-"""Logits ``(B, V)`` after one more token ``(B,)`` of each row, added to the cache; None to leave it to the network."""
+Step = Callable[[Tensor, KVCache, Sequence[int]], Tensor | None]
+"""`CyberSLM.next_logits` done faster; None to leave it to the network."""
 
 
 def _block(layer: nn.Module, x: Tensor, plan: Plan) -> Tensor:
@@ -58,7 +58,7 @@ class CyberSLM(nn.Module):
             self.dropout = nn.Dropout(config.dropout)
         self._compiled: Callable[[nn.Module, Tensor, Plan], Tensor] | None = None
         self._flex = False
-        self._step: OneTokenStep | None = None
+        self._step: Step | None = None
         if torch.device(device).type != "meta":
             self.to_empty(device=device)
             self.init_weights(seed)
@@ -167,22 +167,37 @@ class CyberSLM(nn.Module):
                 cache.advance(plan.new_tokens, input_ids.shape[1])
             return self.norm(x)
 
-    def use_step(self, step: OneTokenStep | None) -> None:
+    def use_step(self, step: Step | None) -> None:
         """Let `next_logits` ask ``step`` first; None = the network alone."""
         self._step = step
 
-    def next_logits(self, tokens_B: Tensor, cache: KVCache) -> Tensor:
-        """Logits ``(B, V)`` after one more token ``(B,)`` of each row, which is added to the cache.
+    def next_logits(self, tokens: Tensor, cache: KVCache, counts: Sequence[int] | None = None) -> Tensor:
+        """Logits ``(N, V)`` after each of the tokens ``(N,)``, which are added to the cache.
 
-        The same as `features` and `head` of ``tokens_B[:, None]``, by a faster step where one was given.
+        ``counts[b]`` of them, at least one, belong to row b, in order and row after row; default: one to each. The same
+        as `features` and `head`, by a faster step where one was given. Records no gradients.
         """
+        counts = [1] * cache.batch_size if counts is None else counts
+        if len(counts) != cache.batch_size or min(counts) < 1 or sum(counts) != len(tokens):
+            raise InputError(
+                f"{len(tokens)} tokens were given for the {cache.batch_size} rows of the cache, {list(counts)} each"
+            )
         if self._step is not None and not self.training:
-            self._check_ids(tokens_B.unsqueeze(1))
-            if tokens_B.shape[0] != cache.batch_size:
-                raise InputError(f"the input has {tokens_B.shape[0]} rows and the cache {cache.batch_size}")
-            if (logits := self._step(tokens_B, cache)) is not None:
+            self._check_ids(tokens.unsqueeze(0))
+            if (logits := self._step(tokens, cache, counts)) is not None:
                 return logits
-        return self.head(self.features(tokens_B.unsqueeze(1), cache=cache)[:, 0])
+        with torch.no_grad():
+            return self.head(self._features_after(tokens, cache, counts))
+
+    def _features_after(self, tokens: Tensor, cache: KVCache, counts: Sequence[int]) -> Tensor:
+        longest = max(counts)
+        if min(counts) == longest:
+            return self.features(tokens.view(-1, longest), cache=cache).flatten(0, 1)
+        ids = torch.nn.utils.rnn.pad_sequence(tokens.split(list(counts)), batch_first=True)
+        ends = torch.tensor([cache.lengths, list(counts)], device=tokens.device).unsqueeze(-1)
+        past, new = (torch.arange(n, device=tokens.device) for n in (cache.columns, longest))
+        real = new < ends[1]
+        return self.features(ids, torch.cat((past < ends[0], real), dim=1), cache=cache)[real]
 
     @property
     def head_weight(self) -> Tensor:

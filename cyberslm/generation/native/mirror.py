@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -68,13 +69,14 @@ class _Network(ctypes.Structure):
 
 class _Step(ctypes.Structure):
     _fields_ = [
-        *((name, _Pointer) for name in ("tokens", "lengths", "angles", "cos", "sin", "caches", "logits", "scratch")),
-        *((name, _Int) for name in ("rows", "room", "cache_kind")),
+        *((name, _Pointer) for name in ("tokens", "places", "angles", "starts", "cos", "sin", "caches")),
+        *((name, _Pointer) for name in ("logits", "scratch")),
+        *((name, _Int) for name in ("tokens_fed", "rows", "room", "cache_kind")),
     ]
 
 
 class NativeStep:
-    """One-token steps of ``model``, by the library. Raises `ConfigError` for a network that it can't run."""
+    """Steps of one token a row, or a few, by the library. Raises `ConfigError` for a network that it can't run."""
 
     def __init__(self, model: CyberSLM, library: ctypes.CDLL, *, threads: int) -> None:
         if (reason := why_not(model)) is not None:
@@ -97,33 +99,34 @@ class NativeStep:
         self._scratch = torch.empty(0)
         self._one_at_a_time = threading.Lock()
 
-    def __call__(self, tokens_B: Tensor, cache: KVCache) -> Tensor:
-        """Logits ``(B, V)``, fp32, after one more token ``(B,)`` of each row, which is added to the cache.
+    def __call__(self, tokens_N: Tensor, cache: KVCache, counts: Sequence[int]) -> Tensor:
+        """Logits ``(N, V)``, fp32, after each of the tokens ``(N,)``, of which ``counts[b]`` belong to row b.
 
-        Ids must have been checked. Raises `InputError` for a full cache.
+        They are added to the cache. Ids must have been checked. Raises `InputError` for a full cache.
         """
-        rows = tokens_B.shape[0]
-        added = [1] * rows
-        longest = cache.admit(added)
+        longest = cache.admit(counts)
         self._rope.require(longest - 1)
         cache.reserve(longest)
         held = [t for layer in cache.layers for t in (layer.keys, layer.values)]
         caches = (_Pointer * len(held))(*(t.data_ptr() for t in held))
-        lengths = torch.tensor(cache.lengths)
-        tokens = tokens_B.to(torch.int64).contiguous()
-        angles, cos, sin = self._angles(lengths, cache)
-        logits = torch.empty(rows, self._config.vocab_size)
+        places = torch.tensor(
+            [place for start, count in zip(cache.lengths, counts, strict=True) for place in range(start, start + count)]
+        )
+        starts = torch.tensor([0, *accumulate(counts)])
+        tokens = tokens_N.to(torch.int64).contiguous()
+        angles, cos, sin = self._angles(places, cache, counts)
+        logits = torch.empty(len(tokens), self._config.vocab_size)
         room = held[0].shape[2]
         with self._one_at_a_time:
             step = _Step(
-                *(t.data_ptr() for t in (tokens, lengths, angles, cos, sin)),
+                *(t.data_ptr() for t in (tokens, places, angles, starts, cos, sin)),
                 ctypes.addressof(caches),
                 logits.data_ptr(),
-                self._scratch_of(rows, room).data_ptr(),
-                *(rows, room, KINDS[held[0].dtype]),
+                self._scratch_of(len(tokens), room).data_ptr(),
+                *(len(tokens), len(counts), room, KINDS[held[0].dtype]),
             )
             self._library.decode_step(ctypes.addressof(self._network), ctypes.addressof(step))
-        cache.advance(added, 1)
+        cache.advance(counts, max(counts))
         return logits
 
     def takes(self, cache: KVCache) -> bool:
@@ -133,16 +136,17 @@ class NativeStep:
             for t in (cache.layers[0].keys, cache.layers[0].values)
         )
 
-    def _angles(self, lengths: Tensor, cache: KVCache) -> tuple[Tensor, Tensor, Tensor]:
-        """Each row's place in a table of cosines and sines ``(.., key_dim / 2)``, and the two tables."""
+    def _angles(self, places: Tensor, cache: KVCache, counts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Each token's place in a table of cosines and sines ``(.., key_dim / 2)``, and the two tables."""
         if not self._rope.by_length:
-            return lengths, self._rope.cos, self._rope.sin
-        return torch.arange(len(lengths)), *self._rope.half_angles(lengths, torch.tensor(cache.capacities))
+            return places, self._rope.cos, self._rope.sin
+        ends = torch.tensor(cache.capacities).repeat_interleave(torch.tensor(counts))
+        return torch.arange(len(places)), *self._rope.half_angles(places, ends)
 
-    def _scratch_of(self, rows: int, room: int) -> Tensor:
-        if self._scratch_for != (rows, room):
-            floats = self._library.scratch_floats(ctypes.addressof(self._network), rows, room)
-            self._scratch_for, self._scratch = (rows, room), torch.zeros(floats)
+    def _scratch_of(self, tokens: int, room: int) -> Tensor:
+        if self._scratch_for != (tokens, room):
+            floats = self._library.scratch_floats(ctypes.addressof(self._network), tokens, room)
+            self._scratch_for, self._scratch = (tokens, room), torch.zeros(floats)
         return self._scratch
 
     def _layer(self, block: Any) -> _Layer:

@@ -3,7 +3,7 @@
 // Few rows lie one behind the other and are taken row by row (`dots`): then reading the weights is what takes the time,
 // so that they are asked for in advance. Many lie side by side in the lanes of a vector (`lanes`), and a weight that was
 // widened serves all of them. Sums are fp32. With many rows and bf16 or int8 weights, processors that multiply pairs of
-// bf16 do so: the numbers of the rows then are rounded to bf16 too, as torch does in bf16.
+// bf16 do so where a buffer for it is given: the numbers of the rows then are rounded to bf16 too, as torch does in bf16.
 
 #pragma once
 
@@ -284,12 +284,14 @@ void products(const Matrix& m, int64_t first, int64_t last, const Rows& x, const
         return;
     }
     constexpr bool by_pairs = HAS_PAIRS && (kind == BF16 || kind == INT8);
-    if (by_pairs) pair_up(x, m.columns, pairs);
+    if (by_pairs && pairs) pair_up(x, m.columns, pairs);
     const auto block = [&](auto width, auto vectors, int64_t b) {
         if constexpr (by_pairs)
-            all_pair_lanes<kind, width, vectors>(m, first, last, pairs, x.step, b, out);
-        else
-            all_lanes<kind, width, vectors>(m, first, last, x, b, out);
+            if (pairs) {
+                all_pair_lanes<kind, width, vectors>(m, first, last, pairs, x.step, b, out);
+                return width * vectors;
+            }
+        all_lanes<kind, width, vectors>(m, first, last, x, b, out);
         return width * vectors;
     };
     for (int64_t b = 0; b < x.step;) {

@@ -1,4 +1,4 @@
-// One decoding step of a whole network: a token of each row in, logits out.
+// One decoding step of a whole network: a token of each row in, or a few, and logits out.
 //
 // A team of threads runs through all layers inside one parallel region and meets at a barrier where a result is shared,
 // four times a layer: waking threads for each product costs more than the product itself. Weights stay where they are,
@@ -40,15 +40,16 @@ struct Held {  // keys (B, K, room, key_size) and values (B, K, room, head_size)
 };
 
 struct Step {
-    const int64_t* tokens;   // (B)
-    const int64_t* lengths;  // (B) tokens held before this one, whose position that is
-    const int64_t* angles;   // (B) the row of the tables
+    const int64_t* tokens;  // (N), each row's in order, one row after the other
+    const int64_t* places;  // (N) the slot, which is the position
+    const int64_t* angles;  // (N) the row of the tables
+    const int64_t* starts;  // (B + 1) each row's first token, and N
     const float* cos;        // (.., key_size / 2)
     const float* sin;
     const Held* caches;
-    float* logits;    // (B, V)
-    float* scratch;   // `scratch_floats` of them
-    int64_t rows, room, cache_kind;
+    float* logits;   // (N, V)
+    float* scratch;  // `scratch_floats` of them
+    int64_t tokens_fed, rows, room, cache_kind;
 };
 }
 
@@ -232,17 +233,15 @@ inline void gather(const Rows& x, int64_t feature, int64_t row, int64_t count, f
     for (int64_t i = 0; i < count; ++i) to[i] = x.at[(feature + i) * x.step + row * x.stride];
 }
 
+// A row's tokens in order, by one thread for each of its key heads: each sees those before it.
 template <class Cell>
 void attention(const Network& net, const Layer& layer, const Step& step, const Held& held, const Scratch& s) {
     const int64_t E = net.key_size, Ev = net.head_size, group = net.heads / net.kv_heads;
     float *const one = s.head, *const mixed = s.head + padded(E);
-    const Share share(step.rows * net.kv_heads);
-    for (int64_t pair = share.first; pair < share.last; ++pair) {
-        const int64_t b = pair / net.kv_heads, head = pair % net.kv_heads, place = step.lengths[b];
+    const auto attend_one = [&](int64_t b, int64_t head, Cell* keys, Cell* values) {
+        const int64_t place = step.places[b];
         const float* cos = step.cos + step.angles[b] * (E / 2);
         const float* sin = step.sin + step.angles[b] * (E / 2);
-        Cell* keys = static_cast<Cell*>(held.keys) + pair * step.room * E;
-        Cell* values = static_cast<Cell*>(held.values) + pair * step.room * Ev;
         const auto turned = [&](const Rows& from, int64_t h, const Norm& norm) {
             gather(from, h * E, b, E, one);
             if (norm.weight) normalise(norm, one, E, one);
@@ -258,6 +257,13 @@ void attention(const Network& net, const Layer& layer, const Step& step, const H
             attend(net, one, keys, values, low, place + 1, s.scores, mixed);
             for (int64_t i = 0; i < Ev; ++i) s.mixed.at[(h * Ev + i) * s.mixed.step + b * s.mixed.stride] = mixed[i];
         }
+    };
+    const Share share(step.rows * net.kv_heads);
+    for (int64_t pair = share.first; pair < share.last; ++pair) {
+        const int64_t row = pair / net.kv_heads, head = pair % net.kv_heads;
+        Cell* keys = static_cast<Cell*>(held.keys) + pair * step.room * E;
+        Cell* values = static_cast<Cell*>(held.values) + pair * step.room * Ev;
+        for (int64_t b = step.starts[row]; b < step.starts[row + 1]; ++b) attend_one(b, head, keys, values);
     }
 }
 
@@ -304,7 +310,7 @@ void feed_forward(const Network& net, const Layer& layer, const Rows& x, int64_t
 }
 
 void run(const Network& net, const Step& step, const Scratch& s) {
-    const int64_t count = step.rows;
+    const int64_t count = step.tokens_fed;
     for (int64_t n = 0; n < net.num_layers; ++n) {
         const Layer& layer = net.layers[n];
         normalise(layer.before_attention, s.x, count, net.hidden, s.normed);
@@ -350,8 +356,9 @@ void decode_step(const Network* net, const Step* step) {
 #pragma omp parallel num_threads(net->threads)
     {
         Scratch s;
-        layout(*net, step->rows, step->room, step->scratch, omp_get_thread_num(), &s);
-        const Share share(step->rows);
+        layout(*net, step->tokens_fed, step->room, step->scratch, omp_get_thread_num(), &s);
+        if (step->tokens_fed > step->rows) s.pairs = nullptr;  // drafts are judged by the numbers of one token at a time
+        const Share share(step->tokens_fed);
         for (int64_t b = share.first; b < share.last; ++b) embed(net->embedding, step->tokens[b], b, s.x);
 #pragma omp barrier
         run(*net, *step, s);
