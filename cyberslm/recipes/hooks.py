@@ -134,7 +134,7 @@ class RunHooks:
 
     def measure_base(self) -> None:
         """Score a base before the first step, so that what training did to it can be told."""
-        if not self.origin.fields or (score := self._score(self.model)) is None:
+        if not self.origin.fields or (score := self._score(whole_model(self.model))) is None:
             return
         self.before = _figures(score)
         figures = {"loss": score.loss, "perplexity": score.perplexity, "bits_per_byte": score.bits_per_byte}
