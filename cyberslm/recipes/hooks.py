@@ -135,7 +135,7 @@ class RunHooks:
 
     def measure_base(self) -> None:
         """Score a base before the first step, so that what training did to it can be told."""
-        if not self.origin.fields or (score := self._score(self.model)) is None:
+        if not self.origin.fields or (score := self._score(whole_model(self.model))) is None:
             return
         self.before = _figures(score)
         judged = score.ranking or {"perplexity": score.perplexity}
