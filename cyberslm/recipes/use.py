@@ -33,7 +33,8 @@ def open_chat(path: Path | str, *, device: str = "auto", system: str | None = No
             f"{path} has no chat template, so it wasn't trained to answer: turns are written in the {renderer.name}"
             " format (docs/sft.md shows how to train one)"
         )
-    return Chat(Engine(found.model, found.tokenizer), renderer, system=system), doubt
+    engine = Engine(found.model, found.tokenizer)
+    return Chat(engine, renderer, system=system, stop_ids=found.extras.stop_ids), doubt
 
 
 def find_model(path: Path) -> Path:
