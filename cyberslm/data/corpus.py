@@ -17,10 +17,11 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from cyberslm.data.chat import read_template
+from cyberslm.data.chat import ChatConfig, read_template
 from cyberslm.data.clean.config import StepConfig
 from cyberslm.data.clean.counts import StepCounts
 from cyberslm.data.clean.duplicates import DuplicateReport, is_held_out
@@ -288,12 +289,16 @@ def make_pipeline(
     keys: Sequence[str],
     redactor: Redactor | None = None,
 ) -> Pipeline:
-    """The cleaning steps; evaluation files are read and redacted as the sources are, so that they look the same."""
+    """The cleaning steps; evaluation files are read and redacted as the sources are, so that they look the same.
+
+    But as text, whatever ``data.format``: questions are evaluation, too.
+    """
+    plain = replace(config, format="text", chat=ChatConfig())
 
     def evaluation(paths: Sequence[str], key: str) -> Iterator[Entry]:
         for file in find_inputs(paths, key=key).files:
             with _naming(file.key):
-                for entry in entries(file, config, Counts()):
+                for entry in entries(file, plain, Counts()):
                     yield entry if redactor is None else entry._replace(text=redactor.redact(entry.text).text)
 
     return Pipeline(steps, scratch=scratch, sources=keys, evaluation=evaluation)

@@ -83,7 +83,8 @@ def open_chat(path: Path | str, *, device: str = "auto", system: str | None = No
             f"{path} has no chat template, so it wasn't trained to answer: turns are written in the {renderer.name}"
             " format (docs/sft.md shows how to train one)"
         )
-    return Chat(Engine(found.model, found.tokenizer, stop_ids=found.extras.stop_ids), renderer, system=system), doubt
+    engine = Engine(found.model, found.tokenizer, stop_ids=found.extras.stop_ids)
+    return Chat(engine, renderer, system=system, stop_ids=found.extras.stop_ids), doubt
 
 
 def load_merged(folder: Path, *, base: Path | None = None, device: torch.device | str = "cpu") -> ModelFolder:

@@ -8,6 +8,7 @@ by its characters, and methods and filters that make text longer by a number are
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -30,6 +31,8 @@ _FILTERS = (
 )
 _GROWING = frozenset({"format", "format_map", "center", "ljust", "rjust", "zfill", "expandtabs", "join", "replace"})
 _NUMBERS = 1 << 53
+_MARKED = re.compile(r"\{%([-+]?)\s*(end)?generation\s*(-?)%\}")
+"""What some templates put around an answer; here prefixes tell which tokens it is."""
 
 
 class _TooMuch(Exception):
@@ -43,8 +46,9 @@ class Program:
         if len(template.encode("utf-8", "replace")) > MAX_TEMPLATE_BYTES:
             raise ConfigError(f"the chat template is larger than {MAX_TEMPLATE_BYTES:,} bytes")
         self._limits = _Limits()
+        source = _MARKED.sub(lambda tag: f"{{%{tag[1]} {'endif' if tag[2] else 'if true'} {tag[3]}%}}", template)
         try:
-            self._template = _Sandbox(self._limits).from_string(template)
+            self._template = _Sandbox(self._limits).from_string(source)
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
             raise ConfigError(f"the chat template can't be used: {str(error)[:200]}") from None
 

@@ -297,6 +297,18 @@ def test_copies_of_a_conversation_are_dropped(tmp_path, small_tokenizer):
     assert prepared(tmp_path / "out", small_tokenizer, source, steps=steps).train.num_documents == 2
 
 
+def test_a_conversation_that_an_evaluation_file_holds_is_left_out(tmp_path, small_tokenizer):
+    """The file need not hold conversations."""
+    from cyberslm.data.clean.config import ContaminationConfig, StepConfig
+
+    asked = "which of these many words are the words that a test will ask about some day"
+    known = write_records(tmp_path / "eval", {"text": asked})
+    source = write_records(tmp_path / "in", {"prompt": asked, "completion": "all"}, SHAPES["completion"])
+    steps = (StepConfig(contamination=ContaminationConfig(against=(known,))),)
+    found = prepared(tmp_path / "out", small_tokenizer, source, steps=steps)
+    assert (found.train.num_documents, spoken(found, 0)) == (1, "a")
+
+
 def test_a_vocabulary_is_learned_from_what_is_said(tmp_path, small_tokenizer):
     seen: list[str] = []
 

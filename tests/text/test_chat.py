@@ -190,6 +190,35 @@ def test_a_foreign_template_gives_the_ids_of_transformers(chatml, tmp_path):
     assert renderer.stop_ids == {chatml.eos_id, 0}
 
 
+MODERN = """{%- set ns = namespace(last=messages|length - 1, turn=true) -%}
+{%- for message in messages[::-1] -%}
+  {%- set index = (messages|length - 1) - loop.index0 -%}
+  {%- if ns.turn and message.role == "user" -%}{%- set ns.turn = false -%}{%- set ns.last = index -%}{%- endif -%}
+{%- endfor -%}
+{%- macro shown(text) -%}{{- text | tojson if text is mapping else text -}}{%- endmacro -%}
+{%- for message in messages %}
+    {%- set content = message.content if message.content is string else '' %}
+    {%- if message.role == 'assistant' %}
+{{- '<|im_start|>' + message.role + '\n' }}{% generation %}{{ shown(content.split('</think>')[-1].lstrip('\n')) }}
+{{- '<|im_end|>' }}{% endgeneration %}{{ '\n' }}
+    {%- elif loop.last or message.role in ['user', 'system', 'tool'] %}
+{{- '<|im_start|>' ~ (message.role if message.role != 'tool' else 'user') ~ '\n' ~ content ~ '<|im_end|>' ~ '\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}"""
+
+
+def test_a_template_with_the_means_of_current_models_runs(chatml, tmp_path):
+    renderer = renderer_for(chatml, template=MODERN)
+    assert isinstance(renderer, JinjaRenderer)
+    library = opened(chatml, MODERN, tmp_path)
+    for messages in CONVERSATIONS[:3]:
+        assert renderer.render(messages).ids == theirs(library, messages)
+        assert renderer.prompt(messages) == theirs(library, messages, asks=True)
+    ids, trained = renderer.render(said("a", "<think>x</think>one", "b", "two"))
+    assert chatml.decode([token for token, on in zip(ids, trained, strict=True) if on]) == "onetwo"
+
+
 def test_a_foreign_templates_mask_is_found_by_prefixes(chatml):
     ids, trained = renderer_for(chatml, template=FOREIGN).render(said("a", "one", "b", "two"))
     assert chatml.decode([token for token, on in zip(ids, trained, strict=True) if on]) == "onetwo"
