@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cyberslm.decoding.draft import LONGEST, MOST, SHORTEST, DraftModel, Pace, PromptLookup, Speculation
+from cyberslm.decoding.draft import LENGTHS, LONGEST, SHORTEST, DraftModel, Pace, PromptLookup, Speculation
 from cyberslm.errors import GenerationError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.model import CyberSLM
@@ -26,7 +26,7 @@ def looked_up(ids: list[int], most: int) -> list[int]:
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), max_size=6), st.integers(1, MOST))
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=16), max_size=6), st.integers(1, LENGTHS[-1]))
 def test_lookup_finds_what_a_search_of_the_row_finds(parts: list[list[int]], most: int) -> None:
     lookup, row = PromptLookup(), []
     for part in parts:
@@ -76,22 +76,23 @@ def test_draft_model_stops_guessing_where_its_context_ends() -> None:
 
 
 def test_pace_grows_with_luck_and_waits_longer_after_each_miss() -> None:
-    pace = Pace()
+    pace, taken = Pace(), []
     for _ in range(4):
-        pace.record(pace.allowance(), pace.length)
-    assert pace.allowance() == MOST
-    pace.record(MOST, 3)
-    assert pace.allowance() == 4
+        taken.append(pace.allowance())
+        pace.record(taken[-1], taken[-1])
+    assert taken == [3, 7, 15, 15]
+    pace.record(15, 4)
+    assert pace.allowance() == 3
     waits = []
-    for _ in range(8):
-        pace.record(2, 0)
+    for _ in range(7):
+        pace.record(3, 0)
         waits.append(0)
         while not pace.allowance():
             waits[-1] += 1
-    assert waits == [2, 4, 8, 16, 32, 64, 64, 64]
-    pace.record(2, 1)
+    assert waits == [4, 8, 16, 32, 64, 64, 64]
+    pace.record(3, 1)
     assert pace.misses == 0
-    assert pace.allowance() == 2
+    assert pace.allowance() == 3
 
 
 @pytest.mark.parametrize("wrong", [{}, {"lookup": True, "model": object()}])
