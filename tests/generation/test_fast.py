@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import warnings
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,12 @@ from hypothesis import strategies as st
 
 from cyberslm.decoding.loop import complete
 from cyberslm.decoding.sampling import SamplingParams
+from cyberslm.errors import ConfigError, InputError
+from cyberslm.generation import fast
 from cyberslm.generation.config import DecodingConfig
 from cyberslm.generation.fast import prepare
 from cyberslm.generation.native import build
-from cyberslm.generation.native.build import BuildError, find_compiler
+from cyberslm.generation.native.build import BuildError, find_compiler, kept_library
 from cyberslm.model.config import CyberSLMConfig, RopeScaling
 from cyberslm.model.model import CyberSLM
 from cyberslm.model.quantised import pack_matrices
@@ -32,6 +36,9 @@ VARIANTS = {
     "one kv head": {"num_kv_heads": 1, "bias_q": True, "bias_kv": True, "bias_out": True},
     "dynamic rope": {"rope_scaling": RopeScaling(type="dynamic", factor=2.0, original_max_seq_len=16)},
 }
+
+
+AUTO = DecodingConfig()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -118,3 +125,133 @@ def test_greedy_ids_are_the_plain_ones(lengths: list[int], budget: int) -> None:
     plain = complete(model, texts, params, stop_ids=frozenset({3}))
     prepare(model, ON, threads=1)
     assert complete(model, texts, params, stop_ids=frozenset({3})) == plain
+
+
+def test_rows_of_a_damaged_model_are_not_hidden() -> None:
+    """A NaN in one weight reaches the logits as it does in the plain network."""
+    model = network()
+    model.layers[0].self_attn.q_proj.weight.data[0, 0] = torch.nan
+    prepare(model, ON, threads=1)
+    assert logits_of(model, prompts(3), 1).isnan().all()
+
+
+def test_ids_rows_and_room_are_checked() -> None:
+    model = network()
+    prepare(model, ON)
+    cache = model.new_cache(1, 1)
+    for tokens, message in (
+        ([100], "ids from 0 to 99"),
+        ([-1], "ids from 0 to 99"),
+        ([1, 2], "2 rows and the cache 1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            model.next_logits(torch.tensor(tokens), cache)
+    model.next_logits(torch.tensor([1]), cache)
+    with pytest.raises(InputError, match="room for 1"):
+        model.next_logits(torch.tensor([1]), cache)
+
+
+def test_weights_are_held_once_and_may_change_in_place() -> None:
+    model = network()
+    prepare(model, ON, threads=1)
+    before = logits_of(model, prompts(3), 1)
+    with torch.no_grad():
+        model.embed_tokens.weight.mul_(0.5)
+    after = logits_of(model, prompts(3), 1)
+    prepare(model, DecodingConfig(fast="off"))
+    assert not torch.allclose(after, before)
+    assert torch.allclose(logits_of(model, prompts(3), 1), after, rtol=1e-5, atol=2e-5)
+
+
+def test_caches_that_the_step_cannot_read_are_left_to_the_network() -> None:
+    model = network()
+    prepare(model, ON)
+    cache = model.new_cache(1, 4, dtype=torch.float64)
+    with torch.no_grad():
+        assert model.next_logits(torch.tensor([1]), cache).isfinite().all()
+
+
+def test_a_kept_library_is_used_again_and_a_damaged_one_made_anew(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler is one that copies a finished library and counts."""
+    (made,) = cache.glob("native/*/step.so")
+    copying = tmp_path / "c++"
+    copying.write_text(f'#!/bin/sh\necho >> {tmp_path}/runs\nfor last; do :; done\ncp {made} "$last"\n')
+    copying.chmod(0o755)
+    monkeypatch.setenv("CXX", str(copying))
+    monkeypatch.setenv("CYBERSLM_CACHE", str(tmp_path / "own"))
+    for _ in range(2):
+        prepare(network(), ON)
+        assert (tmp_path / "runs").read_text() == "\n"
+    (library,) = (tmp_path / "own").glob("native/*/step.so")
+    damaged = library.read_bytes()[:-1] + b"x"
+    library.unlink()  # the file itself is in use
+    library.write_bytes(damaged)
+    assert kept_library(copying) is None
+    prepare(network(), ON)
+    assert (tmp_path / "runs").read_text() == "\n\n"
+    assert isinstance(kept_library(copying), ctypes.CDLL)
+
+
+def test_a_library_that_others_could_have_written_is_not_loaded(cache: Path) -> None:
+    (folder,) = (path for path in cache.glob("native/*") if path.is_dir())
+    folder.chmod(0o777)
+    assert kept_library(find_compiler()) is None
+    folder.chmod(0o700)
+    assert kept_library(find_compiler()) is not None
+
+
+def test_the_network_answers_while_the_step_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The switch falls between two tokens of one answer, and the ids are those of the network alone."""
+    model, params = network(), SamplingParams(max_new_tokens=40)
+    plain = complete(model, prompts(5), [params], stop_ids=frozenset())
+    monkeypatch.setattr(fast, "kept_library", lambda _: None)
+    library, calls = kept_library(find_compiler()), []
+    monkeypatch.setattr(fast, "build_library", lambda _: library)
+    real = fast.NativeStep.__call__
+    monkeypatch.setattr(fast.NativeStep, "__call__", lambda *a: calls.append(1) or real(*a))
+    prepare(model, AUTO)
+    assert complete(model, prompts(5), [params], stop_ids=frozenset()) == plain
+    assert 0 < len(calls) < 40 - fast.HANDFUL
+
+
+def test_without_a_compiler_there_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.delenv("CXX", raising=False)
+    model, params = network(), SamplingParams(max_new_tokens=40)
+    plain = complete(model, prompts(5), [params], stop_ids=frozenset())
+    prepare(model, AUTO)
+    with pytest.warns(UserWarning, match="no C\\+\\+ compiler was found") as found:
+        assert complete(model, prompts(5), [params], stop_ids=frozenset()) == plain
+    assert len(found) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        complete(model, prompts(5), [params], stop_ids=frozenset())
+    with pytest.raises(BuildError, match="CXX"):
+        prepare(model, ON)
+
+
+def test_a_compiler_that_fails_is_quoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "c++"
+    broken.write_text("#!/bin/sh\necho 'error: no such thing' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    with pytest.raises(BuildError, match="error: no such thing"):
+        prepare(network(), ON)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_networks_that_it_cannot_run_are_named() -> None:
+    model = network()
+    model.layers[1].mlp.up_proj = torch.nn.Sequential(model.layers[1].mlp.up_proj)
+    prepare(model, AUTO)
+    with pytest.raises(ConfigError, match="Sequential is not a plain matrix"):
+        prepare(model, ON)
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(ConfigError, match="precision must be one of 'auto'"):
+        DecodingConfig(precision="fp8")  # type: ignore[arg-type]

@@ -1,0 +1,65 @@
+"""Packed matrices against the definition."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cyberslm.errors import ConfigError
+from cyberslm.model.config import CyberSLMConfig
+from cyberslm.model.model import CyberSLM
+from cyberslm.model.quantised import GROUP, pack, pack_matrices, precision_of, set_precision, unpack
+
+CONFIG = CyberSLMConfig(
+    vocab_size=50, hidden_dim=32, num_layers=2, num_heads=2, ffn_hidden_dim=64, max_seq_len=16, tie_weights=False
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(rows=st.integers(1, 5), groups=st.integers(1, 4), seed=st.integers(0, 1000), size=st.floats(1e-6, 1e6))
+@pytest.mark.parametrize(("packing", "steps"), [("int8", 127), ("int4", 7)])
+def test_each_number_is_within_half_a_step(
+    packing: str, steps: int, rows: int, groups: int, seed: int, size: float
+) -> None:
+    weight = torch.randn(rows, groups * GROUP, generator=torch.Generator().manual_seed(seed)) * size
+    packed = pack(weight, packing)
+    blocks = weight if packing == "int8" else weight.unflatten(-1, (-1, GROUP))
+    step = blocks.abs().amax(-1, keepdim=True) / steps
+    assert torch.allclose(packed.scales, step.squeeze(-1))
+    assert ((unpack(packed).view_as(blocks) - blocks).abs() <= step * 0.5001).all()
+    assert torch.equal(unpack(packed, torch.tensor([rows - 1])), unpack(packed)[-1:])
+
+
+@pytest.mark.parametrize("packing", ["int8", "int4"])
+def test_rows_of_zeros_stay_zeros(packing: str) -> None:
+    assert torch.equal(unpack(pack(torch.zeros(2, 64), packing)), torch.zeros(2, 64))
+
+
+@pytest.mark.parametrize("packing", ["int8", "int4"])
+def test_a_packed_network_is_the_plain_one_with_the_rounded_weights(packing: str) -> None:
+    packed, plain = CyberSLM(CONFIG).eval(), CyberSLM(CONFIG).eval()
+    pack_matrices(packed, packing)
+    for parameter in plain.parameters():
+        if parameter.ndim == 2:
+            parameter.data = unpack(pack(parameter, packing))
+    ids = torch.arange(12).view(2, 6)
+    assert torch.allclose(packed(ids), plain(ids), atol=1e-6)
+    assert precision_of(packed) == packing
+    assert packed.dtype == torch.float32
+    assert packed.bfloat16()(ids).dtype == torch.bfloat16
+
+
+def test_int4_groups_must_divide_a_row() -> None:
+    model = CyberSLM(CyberSLMConfig(vocab_size=50, hidden_dim=48, num_layers=1, num_heads=2, ffn_hidden_dim=64))
+    with pytest.raises(ConfigError, match="multiple of 32 wide, not 48: use int8"):
+        set_precision(model, "int4")
+    assert precision_of(model) == "fp32"
+
+
+def test_bits_do_not_come_back() -> None:
+    model = CyberSLM(CONFIG)
+    set_precision(model, "int8")
+    with pytest.raises(ConfigError, match="kept in int8 and can't be turned to fp32"):
+        set_precision(model, "fp32")
