@@ -24,7 +24,7 @@ from cyberslm.recipes.data import bytes_per_id, row_loader
 from cyberslm.recipes.interrupts import Interrupts
 from cyberslm.recipes.machine import autocast, package_version, products
 from cyberslm.recipes.origin import Origin
-from cyberslm.recipes.replay import deciding, naming
+from cyberslm.recipes.replay import deciding, naming, validated_apart
 from cyberslm.text.tokenizer import Tokenizer
 from cyberslm.training.distributed import Dist
 from cyberslm.training.elsewhere import open_trackers
@@ -146,9 +146,12 @@ class RunHooks:
             return None
         loader = row_loader(self.run, self.prepared, self.prepared.validation)
         rows, limit = self.run.train.micro_batch_size, self.run.eval.max_rows
-        batches = loader.sequential(rows, limit=limit, rank=self.dist.rank, world=self.dist.world)
-        with self.autocast():
-            mine = measure(model, batches, self.bytes_per_id, name=naming(self.run, self.prepared))
+        found, name = [], naming(self.run, self.prepared)
+        for part in validated_apart(self.run, self.prepared):
+            batches = loader.sequential(rows, limit=limit, rank=self.dist.rank, world=self.dist.world, sources=part)
+            with self.autocast():
+                found.append(measure(model, batches, self.bytes_per_id, name=name))
+        mine = join(found)
         return deciding(join(Score.from_json(part) for part in self.dist.gather(mine.to_json())))
 
     @contextmanager

@@ -174,7 +174,7 @@ def test_another_base_is_refused(make: Make, trained: Path, tmp_path: Path) -> N
 
 
 def test_replay_gives_its_share_and_is_validated_beside_the_runs_own_text(make: Make) -> None:
-    path = make({"replay": {"path": "general", "weight": 0.25}, "train.max_steps": 12})
+    path = make({"replay": {"path": "general", "weight": 0.25}, "eval.max_rows": 2})
     run = tune(path)
     log = (run / "train.log").read_text()
     shares = [float(line.rpartition(", ")[2].split("%")[0]) for line in log.splitlines() if line.startswith("mixture")]
