@@ -75,17 +75,22 @@ def cutting(kind: str) -> pre_tokenizers.PreTokenizer:
 
 
 def byte_level(documents: Iterable[str], kind: str = "smollm", *, vocab_size: int = 470) -> Library:
-    """A byte-level BPE with the special tokens of SmolLM2 first."""
+    """A byte-level BPE with the special tokens of SmolLM2 first, or after the vocabulary as Llama 3 has them."""
     library = Library(models.BPE())
     library.pre_tokenizer = cutting(kind)
     library.decoder = decoders.ByteLevel()
+    special = [AddedToken(text, special=True, normalized=False) for text in SPECIAL]
+    apart = kind == "llama-bpe"
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
-        special_tokens=[AddedToken(text, special=True, normalized=False) for text in SPECIAL],
+        special_tokens=[] if apart else special,
     )
     library.train_from_iterator(documents, trainer)
+    if apart:
+        library.model.ignore_merges = True
+        library.add_special_tokens(special)
     return library
 
 

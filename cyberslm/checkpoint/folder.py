@@ -89,9 +89,17 @@ def save_model(
 
 
 def save_parts(
-    target: Path, parts: ModelParts, fields: Mapping[str, object], training: TrainingFiles | None = None
+    target: Path,
+    parts: ModelParts,
+    fields: Mapping[str, object],
+    training: TrainingFiles | None = None,
+    *,
+    replace: bool = True,
 ) -> None:
     """`save_model` of a model that is read while it is written."""
+    template = (parts.extras.chat_template or "").encode()
+    if len(template) > JSON_LIMIT:
+        raise IntegrityError(f"a chat template of {len(template):,} bytes; at most {JSON_LIMIT:,} are read")
     model = CyberSLM(parts.config, device="meta")
     kinds = {disk_name(name): Kind(torch.float32, tuple(p.shape)) for name, p in model.named_parameters()}
     own_name = {disk_name(name): name for name, _ in model.named_parameters()}
@@ -110,13 +118,13 @@ def save_parts(
         write_json(staging / GENERATION, generation_config(parts.config, parts.extras.stop_ids))
         write_tensors(staging / WEIGHTS, kinds, finite)
         if parts.extras.chat_template is not None:
-            (staging / CHAT_TEMPLATE).write_bytes(parts.extras.chat_template.encode())
+            (staging / CHAT_TEMPLATE).write_bytes(template)
             _let_template_spell(staging / CONFIG_FILE)
         if training is not None:
             write_training(staging, training)
         return {"kind": KIND, "tokenizer_sha256": parts.tokenizer.sha256, **fields}
 
-    files.publish(target, fill, replace=True)
+    files.publish(target, fill, replace=replace)
 
 
 def _let_template_spell(path: Path) -> None:

@@ -106,8 +106,7 @@ def hf_config(config: CyberSLMConfig, *, qwen2_words: bool = True) -> dict[str, 
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_base,
         "rope_parameters": {"rope_theta": config.rope_base, **_rope_parameters(scaling)},
-        "attention_bias": any(_attention_biases(config)),
-        "mlp_bias": config.bias,
+        **_bias_keys(config, kind),
         "attention_dropout": config.attn_dropout,
         **_windows(config, kind),
         "tie_word_embeddings": config.tie_weights,
@@ -124,6 +123,14 @@ def hf_config(config: CyberSLMConfig, *, qwen2_words: bool = True) -> dict[str, 
 
 def _attention_biases(config: CyberSLMConfig) -> tuple[bool, bool, bool]:
     return config.bias or config.bias_q, config.bias or config.bias_kv, config.bias or config.bias_out
+
+
+def _bias_keys(config: CyberSLMConfig, kind: Family | None) -> dict[str, object]:
+    """The keys that the architecture has: with Qwen2 the name alone says it, and Mistral has no biases."""
+    if kind in ("qwen2", "mistral"):
+        return {}
+    attention = {"attention_bias": any(_attention_biases(config))}
+    return {**attention} if kind == "qwen3" else {**attention, "mlp_bias": config.bias}
 
 
 def _rope_parameters(scaling: RopeScaling | None) -> dict[str, object]:

@@ -17,9 +17,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from cyberslm.cli import adapt, look, talk, trade, work
+from cyberslm.cli import adapt, look, talk, trade, use, work
 from cyberslm.cli.options import AsJson, Config, Device, Model, Overrides, Quiet, say
-from cyberslm.errors import ConfigError, CyberSLMError, GenerationError
+from cyberslm.errors import ConfigError, CyberSLMError
 
 app = typer.Typer(
     help="Build a small language model from your own text: offline, exact, traceable.",
@@ -83,6 +83,7 @@ app.command()(look.doctor)
 app.command(no_args_is_help=True)(look.check)
 app.command(no_args_is_help=True)(look.plot)
 app.command("import", no_args_is_help=True)(trade.import_model)
+app.command("export", no_args_is_help=True)(trade.export_model)
 app.command(no_args_is_help=True)(work.score)
 app.command(no_args_is_help=True)(work.classify)
 app.command(no_args_is_help=True)(adapt.finetune)
@@ -112,49 +113,7 @@ def train(
         raise typer.Exit(128 + outcome.signal_number)
 
 
-@app.command(no_args_is_help=True)
-def generate(
-    model: Model,
-    prompt: Annotated[
-        list[str] | None, typer.Option(help="Text to continue; repeat for several; - reads stdin.")
-    ] = None,
-    prompt_file: Annotated[Path | None, typer.Option(help="A UTF-8 file whose whole text is the prompt.")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Most new tokens; default 256 or what fits.")] = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy; higher is more varied.")] = 0.8,
-    top_k: Annotated[int, typer.Option(help="Draw from the k most likely tokens; 0 = all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Draw from the most likely tokens that reach this probability.")] = 0.95,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
-    stream: Annotated[
-        bool | None, typer.Option("--stream/--no-stream", help="Show text as it is made; default on a terminal.")
-    ] = None,
-    as_json: AsJson = False,
-    device: Device = "auto",
-) -> None:
-    """Continue a prompt. The prompt is printed too; --json gives one object per prompt."""
-    prompts = _prompts(prompt, prompt_file)
-    if stream and (as_json or len(prompts) > 1):
-        raise GenerationError(
-            "--stream shows one prompt's text as it is made: leave it out with --json or several prompts"
-        )
-    from cyberslm.decoding.sampling import SamplingParams
-    from cyberslm.recipes.use import load
-
-    params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    engine = load(model, device=device)
-    streaming = sys.stdout.isatty() if stream is None else stream
-    if streaming and len(prompts) == 1 and not as_json:
-        events = engine.stream(prompts, params)
-        _write(prompts[0])
-        for event in events:
-            _write(event.text)
-        _write("\n")
-        return
-    for made in engine.generate(prompts, params):
-        if as_json:
-            record = {"prompt": made.prompt, "text": made.text, "finish_reason": made.finish_reason, "ids": made.ids}
-            _write(json.dumps(record, ensure_ascii=False) + "\n")
-        else:
-            _write(made.prompt + made.text + "\n")
+app.command(no_args_is_help=True)(use.generate)
 
 
 @app.command("eval", no_args_is_help=True)
@@ -374,26 +333,3 @@ class _Stopped(SystemExit):
 def _stop(number: int, _frame: object) -> None:
     """End as an exception does, so that nothing half-written is left."""
     raise _Stopped(number)
-
-
-def _prompts(given: list[str] | None, file: Path | None) -> list[str]:
-    if given and file is not None:
-        raise GenerationError("give either --prompt or --prompt-file, not both")
-    if not given and file is None:
-        raise GenerationError("give a prompt: --prompt TEXT (repeatable), --prompt - for stdin, or --prompt-file FILE")
-    if "-" in (given or ()) and sys.stdin is None:
-        raise GenerationError("--prompt - reads stdin, which is closed")
-    try:
-        if file is not None:
-            return [file.read_text(encoding="utf-8")]
-        return [sys.stdin.buffer.read().decode("utf-8") if text == "-" else text for text in given or ()]
-    except OSError as error:
-        raise GenerationError(f"--prompt-file {file} can't be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise GenerationError(f"the prompt is not UTF-8 text: {error}") from error
-
-
-def _write(text: str) -> None:
-    """Text as UTF-8 whatever the locale."""
-    sys.stdout.buffer.write(text.encode("utf-8", "replace"))
-    sys.stdout.buffer.flush()

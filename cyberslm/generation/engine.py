@@ -42,15 +42,15 @@ class Completion:
 
 
 class Engine:
-    """A model and its tokenizer, ready to continue text."""
+    """A model and its tokenizer, ready to continue text. ``stop_ids`` end every answer, as ``<eos>`` does."""
 
-    def __init__(self, model: CyberSLM, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: CyberSLM, tokenizer: Tokenizer, *, stop_ids: Sequence[int] = ()) -> None:
         if tokenizer.vocab_size > model.config.vocab_size:
             raise GenerationError(
                 f"the tokenizer has {tokenizer.vocab_size} ids and the model {model.config.vocab_size} rows:"
                 " they don't belong together"
             )
-        self.model, self.tokenizer = model, tokenizer
+        self.model, self.tokenizer, self.stop_ids = model, tokenizer, tuple(stop_ids)
         allowed = torch.zeros(model.config.vocab_size, dtype=torch.bool)
         allowed[: tokenizer.vocab_size] = True
         allowed[[i for i in tokenizer.control_ids if i != tokenizer.eos_id]] = False
@@ -58,7 +58,7 @@ class Engine:
 
     def session(self) -> Session:
         """An empty session, for requests that come and go."""
-        return Session(self.model, self.tokenizer, self._allowed)
+        return Session(self.model, self.tokenizer, self._allowed, self.stop_ids)
 
     def stream(
         self, prompts: Prompts, params: Params | None = None, *, guides: Guides | None = None, **overrides: object
@@ -104,7 +104,7 @@ class Engine:
 
     def _completion(self, prompt: Prompt, params: SamplingParams, events: list[TokenEvent]) -> Completion:
         ids = [event.token_id for event in events if event.token_id is not None]
-        if ids and ids[-1] in stops_of(self.tokenizer, params):
+        if ids and ids[-1] in stops_of(self.tokenizer, params).union(self.stop_ids):
             ids.pop()
         last = events[-1]
         return Completion(

@@ -8,6 +8,7 @@ rows of the embedding beyond the vocabulary).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -90,8 +91,8 @@ class _Job(NamedTuple):
 class Session:
     """Requests that are continued together; new ones may join between two steps."""
 
-    def __init__(self, model: CyberSLM, tokenizer: Tokenizer, allowed: Tensor) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, model: CyberSLM, tokenizer: Tokenizer, allowed: Tensor, stop_ids: Sequence[int] = ()) -> None:
+        self._tokenizer, self._stop_ids = tokenizer, tuple(stop_ids)
         self._batch = Batch(model, stop_ids=frozenset({tokenizer.eos_id}), allowed=allowed)
         self._jobs: dict[int, _Job] = {}
         """By row of the batch."""
@@ -109,6 +110,8 @@ class Session:
         exceed the context.
         """
         params = SamplingParams() if params is None else params
+        if self._stop_ids:
+            params = replace(params, stop_ids=tuple(dict.fromkeys((*params.stop_ids, *self._stop_ids))))
         request = Request(self._ids(prompt), params, guide)
         fitted = self._batch.check(request)
         answers = {

@@ -105,9 +105,18 @@ class _Cursor:
         return found
 
 
+def library() -> tuple[Any, Any]:
+    """The constants and the arithmetic of the gguf library. Raises `ConfigError` that names the extra."""
+    try:
+        from gguf import constants, quants
+    except ImportError:
+        raise ConfigError("a GGUF file needs the gguf library: pip install 'cyberslm[interop]'") from None
+    return constants, quants
+
+
 def read_gguf(path: Path) -> GgufFile:
     """Read a file's metadata; tensors are read when asked for. Raises `IntegrityError` for a damaged file."""
-    constants, quants = _library()
+    constants, quants = library()
     try:
         with path.open("rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -131,14 +140,6 @@ def read_gguf(path: Path) -> GgufFile:
         return np.array(quants.dequantize(rows, kind), dtype=np.float32).reshape(info.shape)
 
     return GgufFile(values, aligned, array)
-
-
-def _library() -> tuple[Any, Any]:
-    try:
-        from gguf import constants, quants
-    except ImportError:
-        raise ConfigError("a GGUF file needs the gguf library: pip install 'cyberslm[interop]'") from None
-    return constants, quants
 
 
 def _counts(cursor: _Cursor, path: Path) -> tuple[int, int]:

@@ -58,7 +58,13 @@ _WITHOUT_EFFECT = {
     *("tokenizer_class", "id2label", "label2id", "problem_type", "return_dict", "output_attentions"),
     *("output_hidden_states", "gradient_checkpointing", "_attn_implementation_autoset", "chunk_size_feed_forward"),
 }
-_ONLY: dict[str, object] = {"rope_interleaved": False, "partial_rotary_factor": 1.0, "is_encoder_decoder": False}
+_ONLY: dict[str, object] = {
+    "rope_interleaved": False,
+    "partial_rotary_factor": 1.0,
+    "is_encoder_decoder": False,
+    "attention_bias": False,
+    "mlp_bias": False,  # where the family has none
+}
 _ROPE = {
     *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "finetuned"),
     *("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,8 @@ from cyberslm.errors import ConfigError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.model import CyberSLM
 
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
 
 class Source(NamedTuple):
     """A foreign model, opened: its tensors are read when asked for. ``record`` says where it came from."""
@@ -23,13 +26,13 @@ class Source(NamedTuple):
     record: Mapping[str, object]
 
 
-def write_source(source: Source, target: Path) -> None:
-    """Publish the model folder. Raises `StorageError` when it can't be written or a foreign folder is in the way."""
+def write_source(source: Source, target: Path, *, replace: bool = False) -> None:
+    """Publish the model folder. Raises `StorageError` when it can't be written or something is in the way."""
     config = source.parts.config
     files.require_space(
         target.absolute().parent, 4 * config.num_parameters, what=f"a model of {config.num_parameters:,} parameters"
     )
-    save_parts(target, source.parts, {"source": source.record})
+    save_parts(target, source.parts, {"source": source.record}, replace=replace)
 
 
 def assembled(parts: ModelParts) -> CyberSLM:
@@ -52,6 +55,10 @@ def check_tensors(config: CyberSLMConfig, found: Mapping[str, tuple[int, ...]], 
 
     ``found`` holds shapes by the names that Hugging Face's files have. No memory is taken.
     """
+    layers = {int(match[1]) for name in found if (match := _LAYER.match(name))}
+    if config.num_layers > len(layers):  # before that many are made
+        first = next(layer for layer in range(config.num_layers) if layer not in layers)
+        raise ConfigError(f"{where}: {config.num_layers:,} layers are asked for, tensors of layers.{first} are missing")
     wanted = {disk_name(name): shape for name, shape in parameter_shapes(config).items()}
     for name in sorted(set(found) ^ set(wanted)):
         state = "is missing" if name in wanted else "is unknown, and leaving it out would change the result"

@@ -67,7 +67,10 @@ PRE_TOKENIZERS: dict[str, Words] = {
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
+    "falcon3": _LLAMA3,
     "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+    "refact": _SMOLLM,
 }
 
 
@@ -168,7 +171,7 @@ def _byte_level(values: Mapping[str, Value]) -> Tokenizer:
         "padding": None,
         "added_tokens": added,
         "normalizer": None,
-        "pre_tokenizer": _cutting(words),
+        "pre_tokenizer": cutting(words),
         "post_processor": bos_template(tokens[roles["bos"]], roles["bos"]) if add_bos else None,
         "decoder": _byte_step(use_regex=True),
         "model": _merging(values, tokens, special if words.whole_words_first else set(), words),
@@ -178,7 +181,7 @@ def _byte_level(values: Mapping[str, Value]) -> Tokenizer:
     return HuggingFaceTokenizer(read_json(content, settings), add_bos=add_bos, lossless=False)
 
 
-def _cutting(words: Words) -> dict[str, object]:
+def cutting(words: Words) -> dict[str, object]:
     if words.expression is not None:
         cut: dict[str, object] = {
             "type": "Split",

@@ -20,7 +20,7 @@ def load(path: Path | str, *, device: str = "auto") -> Engine:
     """
     folder = find_model(Path(path))
     found = load_model(folder, device=pick_device(device))
-    return Engine(found.model, found.tokenizer)
+    return Engine(found.model, found.tokenizer, stop_ids=found.extras.stop_ids)
 
 
 def open_chat(path: Path | str, *, device: str = "auto", system: str | None = None) -> tuple[Chat, str | None]:
@@ -33,8 +33,8 @@ def open_chat(path: Path | str, *, device: str = "auto", system: str | None = No
             f"{path} has no chat template, so it wasn't trained to answer: turns are written in the {renderer.name}"
             " format (docs/sft.md shows how to train one)"
         )
-    engine = Engine(found.model, found.tokenizer)
-    return Chat(engine, renderer, system=system, stop_ids=found.extras.stop_ids), doubt
+    engine = Engine(found.model, found.tokenizer, stop_ids=found.extras.stop_ids)
+    return Chat(engine, renderer, system=system), doubt
 
 
 def find_model(path: Path) -> Path:

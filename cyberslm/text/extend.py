@@ -50,7 +50,7 @@ def _refuse_unfit(tokenizer: Tokenizer, token: str) -> None:
 def _with_pieces(tokenizer: SentencePieceTokenizer, tokens: Sequence[str]) -> SentencePieceTokenizer:
     if tokenizer.losses:
         raise TokenizerError(f"tokens can't be added to a tokenizer that isn't exact: {'; '.join(tokenizer.losses)}")
-    model = tokenizer.model + b"".join(_piece(token) for token in tokens)
+    model = tokenizer.content + b"".join(_piece(token) for token in tokens)
     return SentencePieceTokenizer(model, add_bos=tokenizer.add_bos)
 
 

@@ -107,7 +107,8 @@ def modern_words(contractions: str, digits: str) -> str:
 
 
 CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
-_QWEN2_WORDS = {modern_words(start, r"\p{N}") for start in (CONTRACTIONS, r"(?i:'s|'t|'re|'ve|'m|'ll|'d)")}
+FOLDED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_QWEN2_WORDS = {modern_words(start, r"\p{N}") for start in (CONTRACTIONS, FOLDED)}
 
 
 def cuts_like_qwen2(content: bytes) -> bool:

@@ -37,7 +37,7 @@ class SentencePieceTokenizer:
                 f"tokenizer model doesn't keep text or its Hugging Face twin exactly: {faults}; train one with"
                 " cyberslm, or take it as it is with tokenizer.lossless: false"
             )
-        self.model = model
+        self.content = model
         """The model file."""
         exact = not read.losses
         suffix = proto.WITHOUT_DUMMY_PREFIX if exact and read.dummy_prefix else b""
@@ -83,6 +83,11 @@ class SentencePieceTokenizer:
         except TokenizerError as error:
             raise TokenizerError(f"{path}: {error}") from error
 
+    @property
+    def model(self) -> proto.SentencePieceModel:
+        """What the file says."""
+        return self._read
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text, ``<bos>`` first when the tokenizer adds it; lone surrogates count as U+FFFD."""
         prefix = [self.bos_id] if add_special_tokens and self.add_bos else []
@@ -118,7 +123,7 @@ class SentencePieceTokenizer:
     def save(self, folder: str | Path) -> None:
         """Write ``tokenizer.model`` and its Hugging Face twin into a folder, made when missing. Raises StorageError."""
         twin = {name: text.encode() for name, text in self.twin_files().items()}
-        save_files(folder, {hf.MODEL_FILE: self.model, **twin})
+        save_files(folder, {hf.MODEL_FILE: self.content, **twin})
 
     def twin_files(self) -> dict[str, str]:
         """The Hugging Face files of this tokenizer, name to text."""

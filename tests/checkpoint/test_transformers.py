@@ -72,11 +72,6 @@ VARIANTS: dict[str, tuple[str, dict]] = {
     "qwen3": ("Qwen3ForCausalLM", {"qk_norm": True}),
     "qwen3 biases": ("Qwen3ForCausalLM", {"qk_norm": True, **BIASES, "tie_weights": False}),
     "qwen3 windows": ("Qwen3ForCausalLM", {"qk_norm": True, "sliding_window": (8, 0)}),
-    "qwen2": ("Qwen2ForCausalLM", {"bias_q": True, "bias_kv": True}),
-    "qwen2 windows": (
-        "Qwen2ForCausalLM",
-        {"bias_q": True, "bias_kv": True, "sliding_window": (8, 0), "tie_weights": False},
-    ),
     "mistral": ("MistralForCausalLM", {"sliding_window": 8}),
     "mistral mqa untied": ("MistralForCausalLM", {"sliding_window": 20, "num_kv_heads": 1, "tie_weights": False}),
 }

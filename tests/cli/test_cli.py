@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from calling import Cli
 from conftest import MakeRun
 
-from cyberslm import cli
-
-Cli = Callable[..., "Said"]
 VERBS = (
     "init",
     "doctor",
@@ -29,29 +24,6 @@ VERBS = (
     "tokenizer train",
     "tokenizer report",
 )
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Cli:
-    def run(*arguments: object, stdin: bytes = b"") -> Said:
-        monkeypatch.setattr(sys, "argv", ["cyberslm", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        code = 0
-        try:
-            cli.run()
-        except SystemExit as left:
-            code = left.code if isinstance(left.code, int) else int(left.code is not None)
-        sys.stdout.flush()
-        out, err = capfdbinary.readouterr()
-        return Said(code, out.decode(), err.decode())
-
-    return run
 
 
 @pytest.mark.parametrize("verb", ["", *VERBS])

@@ -116,6 +116,11 @@ def test_same_seed_gives_the_same_text_wherever_it_stands(engine: Engine) -> Non
     assert engine.generate("CVE-", params)[0].ids == alone
     assert torch.equal(torch.random.get_rng_state(), before)
     assert engine.generate("CVE-", other)[0].ids != alone
+    torch.set_num_threads(2)
+    try:
+        assert engine.generate("CVE-", params)[0].ids == alone
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_joined_stream_equals_generate(engine: Engine) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -45,6 +46,14 @@ def test_opening_and_generating_do_not_load_the_compiler(trained: Path) -> None:
         "assert 'torch._dynamo' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code, str(trained / "run")], check=True)
+
+
+def test_examples_of_the_generation_page_run(trained: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "generate.md"
+    first, session = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    code = (first + session).replace("runs/demo", str(trained / "run")).replace("=40", "=5")
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert "TokenEvent(row=0" in said.stdout
 
 
 def test_missing_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
