@@ -87,3 +87,29 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path.write_text(yaml.safe_dump(SMALL), encoding="utf-8")
     run_training(load_run(path), quiet=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def log_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of a model of normal log lines and labelled alerts; read only."""
+    from work_material import PROMPT, alerts, log
+
+    from cyberslm.recipes.train import run_training
+
+    folder = tmp_path_factory.mktemp("logs")
+    (folder / "text").mkdir()
+    (folder / "text" / "log.txt").write_text("\n".join(log(2000, seed=1)[0]) + "\n", encoding="utf-8")
+    labelled = [PROMPT.replace("{text}", text).replace("{label}", label) for text, label in alerts(600, seed=2)]
+    (folder / "text" / "alerts.txt").write_text("\n".join(labelled) + "\n", encoding="utf-8")
+    changes = {
+        "data": {"sources": ["text"], "txt_unit": "line", "validation_fraction": 0.05},
+        "model": {**SMALL["model"], "hidden_dim": 48, "ffn_hidden_dim": 96, "max_seq_len": 64},
+        "train": {"max_steps": 240, "micro_batch_size": 16, "global_batch_size": 16},
+        "optimizer": {"lr": 5e-3},
+        "eval": {"interval": 1000, "max_rows": 8},
+        "checkpoint": {"interval": 1000},
+    }
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(SMALL | changes), encoding="utf-8")
+    run_training(load_run(path), quiet=True)
+    return folder / "run"

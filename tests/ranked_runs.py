@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from cyberslm import files
 from cyberslm.checkpoint.steps import list_steps
-from cyberslm.recipes.config import load_run
+from cyberslm.recipes.finetune import load_any
 from cyberslm.recipes.hooks import RunHooks
 from cyberslm.recipes.train import run_training
 from cyberslm.training.trackers import read_metrics
@@ -21,7 +21,7 @@ Happening = Callable[[], object]
 
 
 def one_run(path: str, overrides: tuple[str, ...], stop_at: int | None = None) -> tuple[int, int | None]:
-    outcome = run_training(load_run(path, overrides), stop_at=stop_at, quiet=True)
+    outcome = run_training(load_any(path, overrides), stop_at=stop_at, quiet=True)
     return outcome.state.step, outcome.signal_number
 
 

@@ -27,9 +27,9 @@ from cyberslm.checkpoint.folder import (
     read_json,
     write_json,
     write_training,
+    write_whole,
 )
 from cyberslm.checkpoint.hf import HEAD, PREFIX, disk_name
-from cyberslm.checkpoint.tensors import Kind, write_tensors
 from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.model.lora import MARK, TARGETS, LoraConfig, adapters, add_adapters
 from cyberslm.model.model import CyberSLM
@@ -101,7 +101,7 @@ def save_adapter(
 
     def fill(staging: Path) -> dict[str, object]:
         write_json(staging / CONFIG, peft_config(model, config, base=base))
-        write_tensors(staging / WEIGHTS, {name: Kind.of(each) for name, each in tensors.items()}, tensors.__getitem__)
+        write_whole(staging / WEIGHTS, tensors)
         if training is not None:
             write_training(staging, training)
         return {"kind": KIND, **fields}

@@ -27,7 +27,7 @@ from cyberslm.checkpoint.tensors import Kind, write_tensors
 from cyberslm.errors import IntegrityError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.model import CyberSLM
-from cyberslm.text.hf import JSON_FILE
+from cyberslm.text.hf import CONFIG_FILE, JSON_FILE
 from cyberslm.text.hfjson import cuts_like_qwen2
 from cyberslm.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -97,6 +97,9 @@ def save_parts(
     replace: bool = True,
 ) -> None:
     """`save_model` of a model that is read while it is written."""
+    template = (parts.extras.chat_template or "").encode()
+    if len(template) > JSON_LIMIT:
+        raise IntegrityError(f"a chat template of {len(template):,} bytes; at most {JSON_LIMIT:,} are read")
     model = CyberSLM(parts.config, device="meta")
     kinds = {disk_name(name): Kind(torch.float32, tuple(p.shape)) for name, p in model.named_parameters()}
     own_name = {disk_name(name): name for name, _ in model.named_parameters()}
@@ -115,12 +118,22 @@ def save_parts(
         write_json(staging / GENERATION, generation_config(parts.config, parts.extras.stop_ids))
         write_tensors(staging / WEIGHTS, kinds, finite)
         if parts.extras.chat_template is not None:
-            (staging / CHAT_TEMPLATE).write_bytes(parts.extras.chat_template.encode())
+            (staging / CHAT_TEMPLATE).write_bytes(template)
+            _let_template_spell(staging / CONFIG_FILE)
         if training is not None:
             write_training(staging, training)
         return {"kind": KIND, "tokenizer_sha256": parts.tokenizer.sha256, **fields}
 
     files.publish(target, fill, replace=replace)
+
+
+def _let_template_spell(path: Path) -> None:
+    """Other programs write a chat as text and encode it, so there text that spells a control token must become one.
+
+    Without a template no text does, there as here; here none ever does.
+    """
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    write_json(path, {**settings, "split_special_tokens": False})
 
 
 def load_model(folder: Path | str, *, device: torch.device | str = "cpu") -> ModelFolder:
@@ -227,10 +240,14 @@ def _model_of(config: CyberSLMConfig, archive: safe_open, path: Path) -> CyberSL
 def write_training(staging: Path, training: TrainingFiles) -> None:
     """The training part of a step folder."""
     (staging / "training").mkdir()
-    tensors = training.tensors
-    write_tensors(staging / OPTIMIZER, {name: Kind.of(each) for name, each in tensors.items()}, tensors.__getitem__)
+    write_whole(staging / OPTIMIZER, training.tensors)
     write_json(staging / STATE, training.state)
 
 
 def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=False) + "\n", encoding="utf-8")
+
+
+def write_whole(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Tensors that are in memory. Raises `StorageError` when they don't fit on the disk."""
+    write_tensors(path, {name: Kind.of(tensor) for name, tensor in tensors.items()}, tensors.__getitem__)

@@ -17,7 +17,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from cyberslm.cli import adapt, look, trade, use
+from cyberslm.cli import adapt, look, talk, trade, use, work
 from cyberslm.cli.options import AsJson, Config, Device, Model, Overrides, Quiet, say
 from cyberslm.errors import ConfigError, CyberSLMError
 
@@ -82,10 +82,12 @@ def init(
 app.command()(look.doctor)
 app.command(no_args_is_help=True)(look.check)
 app.command(no_args_is_help=True)(look.plot)
-app.command(no_args_is_help=True)(adapt.finetune)
-app.command(no_args_is_help=True)(adapt.merge)
 app.command("import", no_args_is_help=True)(trade.import_model)
 app.command("export", no_args_is_help=True)(trade.export_model)
+app.command(no_args_is_help=True)(work.score)
+app.command(no_args_is_help=True)(work.classify)
+app.command(no_args_is_help=True)(adapt.finetune)
+app.command(no_args_is_help=True)(adapt.merge)
 
 
 @app.command(no_args_is_help=True)
@@ -118,13 +120,19 @@ app.command(no_args_is_help=True)(use.generate)
 def evaluate(
     model: Model,
     data: Annotated[Path | None, typer.Option(help="Prepared data to score on; default: the run's own.")] = None,
+    mcq: Annotated[
+        Path | None, typer.Option(metavar="FILE.jsonl", help="Multiple-choice questions to answer instead.")
+    ] = None,
     as_json: AsJson = False,
     device: Device = "auto",
 ) -> None:
     """Score a model on held-out text, in fp32.
 
-    Bits per byte, beside those of a unigram model and of compressors on the same bytes.
+    Bits per byte, beside those of a unigram model and of compressors on the same bytes; or multiple choice.
     """
+    if mcq is not None:
+        talk.answer_questions(model, mcq, data=data, as_json=as_json, device=device)
+        return
     from cyberslm.recipes.evaluate import evaluate as score
 
     found = score(model, data=data, device=device)
@@ -153,6 +161,9 @@ def evaluate(
     for name, part in found.score.by_source.items():
         typer.echo(f"{'  of ' + name:24}{part.bits_per_byte:13.4f}")
     typer.echo(f"loss {found.score.loss:.4f} nats per token, perplexity {found.score.perplexity:,.2f}")
+
+
+app.command(no_args_is_help=True)(talk.chat)
 
 
 @data_app.command("prepare", no_args_is_help=True)

@@ -8,10 +8,12 @@ the shards are read.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from cyberslm.config import PathStr
+from cyberslm.data.chat import ChatConfig, Format
 from cyberslm.data.clean.config import StepConfig
 from cyberslm.data.readers.encodings import keeps_ascii
 from cyberslm.data.redact.config import RedactConfig
@@ -42,6 +44,10 @@ class DataConfig:
     """Field with the text of JSON, CSV or Parquet records, or a dotted path such as body.text; null goes by shape."""
     record_shape: Shape = "auto"
     """The fields that make a record's text; auto tells the shape of each record by the fields it has."""
+    format: Format = "text"
+    """What records become: text; chat, conversations of which the assistant's turns are trained; or preference, pairs
+    of a chosen and a rejected answer."""
+    chat: ChatConfig = field(default_factory=ChatConfig)
     txt_unit: Literal["file", "paragraph", "line"] = "file"
     """What one document is in a plain-text file: the file, each block between blank lines, or each line."""
     encodings: tuple[str, ...] = ()
@@ -92,6 +98,10 @@ class DataConfig:
             if not low <= value <= high:
                 raise ConfigError(f"{name} is {value}; it must be {low:,} to {high:,}")
         self._check_records()
+        if self.format == "text" and self.chat != ChatConfig():
+            raise ConfigError("chat has settings, and format is text: set format to chat or preference")
+        for problem in () if self.format == "text" else self._conversation_problems():
+            raise ConfigError(f"format is {self.format}: {problem}")
         self._check_steps()
         for source, amount in self.mixture.items():
             self._check_mixture(source, amount)
@@ -115,6 +125,18 @@ class DataConfig:
         for name in self.mail_headers:
             if not name.isascii() or not name.replace("-", "").isalnum():
                 raise ConfigError(f"mail_headers has {name!r}; it must be the name of a header, such as subject")
+
+    def _conversation_problems(self) -> Iterator[str]:
+        shapes = ("preference",) if self.format == "preference" else ("messages", "instruction", "prompt_completion")
+        if self.record_shape not in ("auto", *shapes):
+            yield f"record_shape must be auto or {', '.join(shapes)}, not {self.record_shape}"
+        if self.text_field is not None:
+            yield "text_field names a text, and records are conversations: leave it out"
+        if self.rows != "pack" or not self.isolate_documents:
+            yield "set rows: pack and isolate_documents: true, which keep conversations whole and apart"
+        for step in self.steps:
+            if step.changes_texts:
+                yield f"steps: {step.name} changes texts, and turns must stay as they are: leave it out"
 
     @property
     def parts(self) -> dict[int, float]:
@@ -159,6 +181,7 @@ class DataConfig:
             "steps": [{step.name: _without(step.settings, "against")} for step in self.steps],
             "validation_fraction": None if self.validation else self.validation_fraction,
             "shard_tokens": self.shard_tokens,
+            **({} if self.format == "text" else {"format": self.format, "chat": _without(self.chat, "template")}),
         }
 
 

@@ -9,6 +9,7 @@ workers or slices.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import os
@@ -16,9 +17,11 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from cyberslm.data.chat import ChatConfig, read_template
 from cyberslm.data.clean.config import StepConfig
 from cyberslm.data.clean.counts import StepCounts
 from cyberslm.data.clean.duplicates import DuplicateReport, is_held_out
@@ -36,6 +39,7 @@ from cyberslm.data.spool import Spooled, read_spool, write_spool
 from cyberslm.data.workers import map_ordered
 from cyberslm.errors import DataError
 from cyberslm.files import Kept
+from cyberslm.text.messages import unpack
 
 Split = Literal["train", "validation"]
 Stage = Literal["read", "clean", "tokenizer", "tokens", "parts kept", "cleaning kept", "tokenizer kept", "shards kept"]
@@ -132,8 +136,12 @@ class Corpus:
         """Texts of the training documents; at the end makes sure that each split has what it needs."""
         counts = self.new_counts()
         for piece in self.pieces(counts, "tokenizer"):
-            if piece.split == "train":
+            if piece.split != "train":
+                continue
+            if self.config.format == "text":
                 yield piece.text
+            else:
+                yield from unpack(piece.text).contents
         self.check(counts)
 
     def pieces(self, counts: Mapping[str, Counts], stage: Stage) -> Iterator[Piece]:
@@ -281,12 +289,16 @@ def make_pipeline(
     keys: Sequence[str],
     redactor: Redactor | None = None,
 ) -> Pipeline:
-    """The cleaning steps; evaluation files are read and redacted as the sources are, so that they look the same."""
+    """The cleaning steps; evaluation files are read and redacted as the sources are, so that they look the same.
+
+    But as text, whatever ``data.format``: questions are evaluation, too.
+    """
+    plain = replace(config, format="text", chat=ChatConfig())
 
     def evaluation(paths: Sequence[str], key: str) -> Iterator[Entry]:
         for file in find_inputs(paths, key=key).files:
             with _naming(file.key):
-                for entry in entries(file, config, Counts()):
+                for entry in entries(file, plain, Counts()):
                     yield entry if redactor is None else entry._replace(text=redactor.redact(entry.text).text)
 
     return Pipeline(steps, scratch=scratch, sources=keys, evaluation=evaluation)
@@ -318,6 +330,8 @@ def settings_of(config: DataConfig) -> dict[str, object]:
                 against[f"{file.key} {file.name}"] = hash_file(file)
     if against:
         settings["steps.against"] = against
+    if (template := read_template(config.chat)) is not None and config.format != "text":
+        settings["chat.template"] = hashlib.sha256(template.encode()).hexdigest()
     return settings
 
 

@@ -25,6 +25,12 @@ class Counts:
         self.validation_documents += held_out
         self.text_bytes += text_bytes
 
+    def take_back(self, text_bytes: int, *, held_out: bool) -> None:
+        """Undo ``add`` of a document that turned out to be of no use."""
+        self.documents -= 1
+        self.validation_documents -= held_out
+        self.text_bytes -= text_bytes
+
     def skip(self, reason: str, where: str) -> None:
         self.skipped[reason] += 1
         self.first.setdefault(reason, where)

@@ -21,6 +21,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -41,13 +42,15 @@ class Batch(NamedTuple):
     """``input_ids`` and ``targets`` (rows, T), int64; a target of -100 is not learned from.
 
     ``docs`` numbers each position's document where a row's documents are isolated; ``sources`` is the number of each
-    target's source where a split has several and is measured.
+    target's source where a split has several and is measured. ``reference`` (rows, most documents of a row), float64,
+    has a number for each document of a row where rows hold pairs of documents.
     """
 
     input_ids: Tensor
     targets: Tensor
     docs: Tensor | None = None
     sources: Tensor | None = None
+    reference: Tensor | None = None
 
     def rows(self, first: int, stop: int) -> Batch:
         """Some of the rows."""
@@ -85,6 +88,10 @@ class RowLoader:
     bos_id: int | None = None
     layout: Layout = "concat"
     isolate: bool = False
+    pairs: bool = False
+    """Documents 2n and 2n + 1 go into one row, whole."""
+    reference: npt.NDArray[np.float64] | None = None
+    """A number for each document, such as its log-probability under another model, which batches then carry."""
     mixture: Mapping[int, float] = field(default_factory=dict)
     mixture_unit: MixtureUnit = "share"
     ramp: Sequence[tuple[int, int]] = ()
@@ -188,7 +195,8 @@ class RowLoader:
     def _groups(self) -> tuple[Rows, ...]:
         if self.layout == "pack":
             return tuple(
-                PackedRows(self.store, source, self.seq_len, isolated=self.isolate) for source in self.store.sources
+                PackedRows(self.store, source, self.seq_len, isolated=self.isolate, together=1 + self.pairs)
+                for source in self.store.sources
             )
         if self.mixture or self.by_source:
             return tuple(CutRows(each.first_token, each.end_token, self.seq_len) for each in self.store.sources)
@@ -241,8 +249,21 @@ class RowLoader:
                 numbers[line, :at] = self._numbers(spans)
         if self.bos_id is not None:
             targets[targets == self.bos_id] = IGNORE
-        arrays = (inputs, targets, numbers, owners)
+        arrays = (inputs, targets, numbers, owners, self._references(pairs))
         return Batch._make(None if array is None else torch.from_numpy(array) for array in arrays)
+
+    def _references(self, pairs: Sequence[tuple[int, int]]) -> npt.NDArray[np.float64] | None:
+        """The number of each row's documents, in the order of `_numbers`; 0 beyond a row's last."""
+        if self.reference is None:
+            return None
+        rows = [
+            [self.reference[self.store.document_at(start)] for start, _ in self._groups[group].spans(row)]
+            for group, row in pairs
+        ]
+        found = np.zeros((len(rows), max(map(len, rows))))
+        for line, numbers in enumerate(rows):
+            found[line, : len(numbers)] = numbers
+        return found
 
     def _tokens(self, start: int, stop: int) -> tuple[Ints, Ints]:
         """Inputs and targets of a span."""

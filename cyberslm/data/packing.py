@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cyberslm.data.store import Ints, SourceRange, TokenStore
+from cyberslm.errors import DataError
 
 WINDOW = 1 << 20
 
@@ -64,10 +65,13 @@ class CutRows:
 class PackedRows:
     """The documents of ``source`` packed into rows of ``seq_len``.
 
-    ``isolated`` documents need no position for their last token, which nothing follows.
+    ``isolated`` documents need no position for their last token, which nothing follows. With ``together`` 2, pairs of
+    documents go into a row as one and are never cut; raises DataError for one that is longer than a row.
     """
 
-    def __init__(self, store: TokenStore, source: SourceRange, seq_len: int, *, isolated: bool) -> None:
+    def __init__(
+        self, store: TokenStore, source: SourceRange, seq_len: int, *, isolated: bool, together: int = 1
+    ) -> None:
         starts, sizes, row_ends = [], [], [np.zeros(1, np.int64)]
         cut = pieces = rows = 0
         begin = source.first_token
@@ -80,7 +84,7 @@ class PackedRows:
             cut += int((counts > 1).sum())
             pieces += int(counts[counts > 1].sum())
             start, size = _pieces(begins, slots, counts, seq_len)
-            row_of = best_fit(size, seq_len)
+            row_of = best_fit(size, seq_len) if together == 1 else _fit_together(size, counts, seq_len, together)
             order = np.argsort(row_of, kind="stable")
             starts.append(start[order])
             sizes.append(size[order].astype(np.uint32))
@@ -119,6 +123,18 @@ def best_fit(sizes: Ints, room: int) -> Ints:
             open_rows.give(left - (len(placed) - (used - 1) * each) * size, rows[used - 1 : used])
             items = items[len(placed) :]
     return row_of
+
+
+def _fit_together(sizes: Ints, counts: Ints, room: int, together: int) -> Ints:
+    """`best_fit` of groups of ``together`` documents, each of which is one piece."""
+    whole = bool((counts == 1).all()) and sizes.size % together == 0
+    groups = sizes.reshape(-1, together).sum(1) if whole else np.array([room + 1])
+    if int(groups.max()) > room:
+        raise DataError(
+            f"a pair of answers with its prompts doesn't fit a row of {room} tokens: raise model.max_seq_len or prepare"
+            " the data again with data.chat.max_tokens at most that"
+        )
+    return np.repeat(best_fit(groups, room), together)
 
 
 class _OpenRows:

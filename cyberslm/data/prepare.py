@@ -19,7 +19,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,23 +28,19 @@ from cyberslm.data.clean.counts import table
 from cyberslm.data.config import DataConfig
 from cyberslm.data.corpus import (
     Corpus,
-    Piece,
     Progress,
     Reading,
-    Split,
-    available_cpus,
     read_parts,
     report_of,
     settings_of,
 )
-from cyberslm.data.counts import Counts
 from cyberslm.data.inputs import find_inputs, hash_file, printable
 from cyberslm.data.parts import Files, find_files
-from cyberslm.data.places import Places
 from cyberslm.data.resume import key_of, listed
-from cyberslm.data.shards import INPUTS_FILE, MIN_TOKENS, PREPARE_AGAIN, SUFFIX, Place, ShardWriter
+from cyberslm.data.shards import INPUTS_FILE, PREPARE_AGAIN, SUFFIX
 from cyberslm.data.slices import merged_reading
 from cyberslm.data.store import TokenStore
+from cyberslm.data.tokenizing import SPLITS, write_shards
 from cyberslm.errors import DataError, IntegrityError, StorageError
 from cyberslm.files import Kept, looks_published, publish, read_manifest, scratch, sha256_file
 from cyberslm.text.tokenizer import Tokenizer, load_tokenizer
@@ -56,9 +52,6 @@ MANIFEST_KEYS = frozenset(
     {"format", "settings", "tokenizer_settings", "tokenizer_sha256", "sources", "data_sha256", "files"}
 )
 OWN_NAMES = re.compile(r"(train|validation)-\d{5,}\.tokens|tokenizer|report|(inputs|members)\.jsonl|manifest\.json")
-SPLITS: tuple[Split, ...] = ("train", "validation")
-BATCH_CHARACTERS = 1 << 22
-BATCH_DOCUMENTS = 4096
 
 Texts = Callable[[], Iterator[str]]
 
@@ -120,7 +113,7 @@ def prepare(
             progress("refused", 0, 0)
         corpus = Corpus(config, _reading(config, found, slices, kept, progress), kept, progress)
         tokenizer = _tokenizer(kept, tokenizer_for, corpus, progress)
-        counts = _write_shards(corpus, tokenizer, kept, progress)
+        counts = write_shards(corpus, tokenizer, kept, progress)
         _write_report(corpus, staging / REPORT_FOLDER)
         with (staging / INPUTS_FILE).open("w", encoding="utf-8", newline="\n") as stream:
             stream.writelines(json.dumps(facts) + "\n" for facts in corpus.file_facts)
@@ -242,65 +235,6 @@ def stale(folder: Path, config: DataConfig, tokenizer_settings: Mapping[str, obj
     if not config.sources:
         return None
     return _changed_setting(manifest, config, tokenizer_settings) or _changed_file(folder, config)
-
-
-def _write_shards(corpus: Corpus, tokenizer: Tokenizer, kept: Kept, progress: Progress) -> dict[str, Counts]:
-    counts = corpus.new_counts()
-    threads = corpus.config.threads or available_cpus()
-    with ExitStack() as stack:
-        writers = {
-            split: stack.enter_context(
-                ShardWriter(
-                    kept.root,
-                    split,
-                    vocab_size=tokenizer.vocab_size,
-                    tokenizer_sha256=tokenizer.sha256,
-                    shard_tokens=corpus.config.shard_tokens,
-                    kept=kept,
-                )
-            )
-            for split in SPLITS
-        }
-        if shards := sum(len(writer.paths) for writer in writers.values()):
-            progress("shards kept", shards, shards)
-        places = stack.enter_context(Places(corpus.file_facts, kept.root))
-        for batch in _batches(_not_taken_over(corpus.pieces(counts, "tokens"), writers, places, counts)):
-            encoded = tokenizer.encode_documents([piece.text for piece, _ in batch], num_threads=threads)
-            for (piece, place), ids in zip(batch, encoded, strict=True):
-                writers[piece.split].add(ids, text_bytes=piece.text_bytes, place=place)
-                counts[piece.key].tokens += ids.size
-    corpus.check(counts)
-    for split, writer in writers.items():
-        if writer.num_documents and writer.num_tokens < MIN_TOKENS:
-            raise DataError(f"the {split} split has {writer.num_tokens} tokens; the smallest usable is {MIN_TOKENS}")
-    return counts
-
-
-def _not_taken_over(
-    pieces: Iterator[Piece], writers: Mapping[Split, ShardWriter], places: Places, counts: Mapping[str, Counts]
-) -> Iterator[tuple[Piece, Place]]:
-    """The pieces that are still to be tokenized, with their places; tokens of the others are counted."""
-    taken_over = {split: writer.taken_over() for split, writer in writers.items()}
-    for piece in pieces:
-        place = places.of(piece.key, piece.name, piece.line)
-        tokens = next(taken_over[piece.split], None)
-        if tokens is None:
-            yield piece, place
-        else:
-            counts[piece.key].tokens += tokens
-
-
-def _batches(pieces: Iterator[tuple[Piece, Place]]) -> Iterator[list[tuple[Piece, Place]]]:
-    batch: list[tuple[Piece, Place]] = []
-    size = 0
-    for piece, place in pieces:
-        batch.append((piece, place))
-        size += len(piece.text)
-        if size >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _data_sha256(shard_hashes: Mapping[str, str]) -> str:

@@ -22,17 +22,14 @@ from cyberslm.data.readers.formats import (
     ARCHIVES,
     HEAD_BYTES,
     Format,
-    content_compression,
     content_format,
     named_format,
 )
 from cyberslm.data.readers.place import Place, Texts, Unreadable
-from cyberslm.data.readers.streams import CHUNK, Budget, inflate
+from cyberslm.data.readers.streams import CHUNK, Budget, uncompressed
 from cyberslm.data.readers.text import pieces, unix
 from cyberslm.errors import DataError
 from cyberslm.text.codec import mend
-
-MAX_LAYERS = 2
 
 READERS: Mapping[Format, Callable[[io.BufferedReader, Place], Texts]] = {
     "text": plain.read_text,
@@ -45,6 +42,8 @@ READERS: Mapping[Format, Callable[[io.BufferedReader, Place], Texts]] = {
     "mbox": mail.read_mbox,
     "eml": mail.read_eml,
 }
+RECORDS = ("jsonl", "json", "csv", "tsv", "parquet")
+"""Formats that can hold conversations."""
 
 
 class Document(NamedTuple):
@@ -84,11 +83,15 @@ def _documents(
     stream: io.BufferedReader, name: str, place: Place, budget: Budget, *, inside: bool = False
 ) -> Iterator[Document]:
     try:
-        stream = _uncompressed(stream, budget)
+        stream = uncompressed(stream, budget)
         head = stream.peek(HEAD_BYTES)
         form = content_format(head) or named_format(name) or "text"
         if not head:
             place.skip("empty", 1)
+        elif place.config.format != "text" and form not in (*RECORDS, *ARCHIVES):
+            raise Unreadable(
+                f"a {form} file, and data.format: {place.config.format} reads records", reason="no records"
+            )
         elif form not in ARCHIVES:
             yield from _finished(READERS[form](stream, place), place, follow_lines=form == "text")
         elif inside or (form == "zip" and not stream.seekable()):
@@ -98,17 +101,6 @@ def _documents(
                 yield from _documents(member.stream, member.name, member.place, budget, inside=True)
     except Unreadable as error:
         place.bad_stream(error)
-
-
-def _uncompressed(stream: io.BufferedReader, budget: Budget) -> io.BufferedReader:
-    for _ in range(MAX_LAYERS):
-        kind = content_compression(stream.peek(HEAD_BYTES))
-        if kind is None:
-            return stream
-        stream = inflate(kind, stream, budget)
-    if content_compression(stream.peek(HEAD_BYTES)) is not None:
-        raise Unreadable(f"compressed more than {MAX_LAYERS} times", reason="compressed too often")
-    return stream
 
 
 def _finished(texts: Texts, place: Place, *, follow_lines: bool) -> Iterator[Document]:

@@ -47,10 +47,11 @@ def yardsticks(train: TokenStore, held_out: RowLoader, tokenizer: Tokenizer) -> 
 def unigram_bits_per_byte(train: TokenStore, held_out: RowLoader, tokenizer: Tokenizer) -> float:
     """Bits that the smoothed token frequencies of ``train`` need for a byte of the targets of ``held_out``."""
     counts = np.ones(tokenizer.vocab_size)
-    for ids in _chunks(train, 0, train.num_tokens):
+    for ids in _chunks(train, 0, train.num_tokens, trained=True):
         counts += np.bincount(ids, minlength=tokenizer.vocab_size)
     targets_too = {tokenizer.eos_id, tokenizer.unk_id} if tokenizer.losses else {tokenizer.eos_id}
-    counts[sorted(tokenizer.control_ids - targets_too)] = 0.0
+    if not train.masked:  # in conversations other control tokens end an answer
+        counts[sorted(tokenizer.control_ids - targets_too)] = 0.0
     with np.errstate(divide="ignore"):
         bits = -np.log2(counts / counts.sum())
     lengths = np.array([len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)])
@@ -63,16 +64,18 @@ def unigram_bits_per_byte(train: TokenStore, held_out: RowLoader, tokenizer: Tok
 
 
 def _text(store: TokenStore, tokenizer: Tokenizer, stop: int, *, limit: int | None = None) -> bytes:
-    """The documents' bytes up to token ``stop``, one after another; at most the last ``limit`` of them."""
+    """The trained bytes of documents up to token ``stop``, one after another; at most the last ``limit`` of them."""
     table = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
     start = 0 if limit is None else max(0, stop - limit)
-    text = b"".join(b"".join(map(table.__getitem__, ids.tolist())) for ids in _chunks(store, start, stop))
+    chunks = _chunks(store, start, stop, trained=True)
+    text = b"".join(b"".join(map(table.__getitem__, ids.tolist())) for ids in chunks)
     return text if limit is None else text[-limit:]
 
 
-def _chunks(store: TokenStore, start: int, stop: int) -> Iterator[np.ndarray]:
+def _chunks(store: TokenStore, start: int, stop: int, *, trained: bool = False) -> Iterator[np.ndarray]:
     for first in range(start, stop, CHUNK):
-        yield store.slice(first, min(first + CHUNK, stop))
+        ids = store.slice(first, min(first + CHUNK, stop))
+        yield ids[store.trained(first, min(first + CHUNK, stop))] if trained and store.masked else ids
 
 
 def _xz(data: bytes) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from cyberslm.checkpoint.folder import Extras, ModelParts
 from cyberslm.checkpoint.hf import disk_name
-from cyberslm.errors import ConfigError
+from cyberslm.errors import ConfigError, TokenizerError
 from cyberslm.interop.container import GgufFile, Value, read_gguf
 from cyberslm.interop.ropes import scaling_of_factors
 from cyberslm.interop.source import Source, check_tensors, file_records
@@ -49,7 +49,7 @@ INNER = {
     "ffn_norm": "post_attention_layernorm",
 }
 
-_TENSOR = re.compile(r"(?:blk\.(\d{1,5})\.)?([a-z_]+)\.(weight|bias)")
+_TENSOR = re.compile(r"(?:blk\.(0|[1-9]\d{0,4})\.)?([a-z_]+)\.(weight|bias)")
 _SIZES = {
     "block_count": "num_layers",
     "context_length": "max_seq_len",
@@ -65,28 +65,36 @@ _SCALING = {
     "rope.scaling.factor",
     "rope.scaling.original_context_length",
     "rope.scaling.attn_factor",
-    "rope.scaling.yarn_attn_factor",
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
     "rope.scale_linear",
 }
 _CHECKED = {"vocab_size", "attention.key_length", "attention.value_length", "rope.dimension_count"}
 _WITHOUT_EFFECT = {"rope.scaling.finetuned", "tensor_data_layout"}
-_ONLY = {"expert_count": 0, "expert_used_count": 0, "attention.causal": True, "use_parallel_residual": False}
+_ONLY = {
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "attention.causal": True,
+    "use_parallel_residual": False,
+    "rope.scaling.yarn_attn_factor": 1.0,
+}
 
 
 def read_source(path: Path) -> Source:
     """Open a GGUF file. Raises `IntegrityError` when it is damaged, `ConfigError` or `TokenizerError` naming what can't
     be expressed here."""
     file = read_gguf(path)
-    names = {name: _own_name(name, path) for name in file.tensors if name != ROPE_FACTORS}
-    tokenizer = read_tokenizer(file.values)
+    turned = file.values.get("general.architecture") == "llama"
+    names = {name: _own_name(name, path) for name in file.tensors if not (turned and name == ROPE_FACTORS)}
+    try:
+        tokenizer = read_tokenizer(file.values)
+    except TokenizerError as error:
+        raise TokenizerError(f"{path}: {error}") from error
     config = _config(file, set(names.values()), tokenizer, path)
     if tokenizer.vocab_size > config.vocab_size:
         raise ConfigError(f"{path}: {tokenizer.vocab_size:,} tokens and {config.vocab_size:,} rows of the embedding")
     check_tensors(config, {disk_name(own): file.tensors[name].shape for name, own in names.items()}, str(path))
     stored = {own: name for name, own in names.items()}
-    turned = file.values["general.architecture"] == "llama"
 
     def tensor(name: str) -> Tensor:
         weight = torch.from_numpy(file.array(stored[name]))
@@ -201,6 +209,8 @@ def _head_widths(settings: Mapping[str, Scalar], where: str) -> tuple[float, int
 def _scaling(file: GgufFile, settings: Mapping[str, Scalar], width: int, path: Path) -> RopeScaling | None:
     kind = settings.get("rope.scaling.type", "linear" if "rope.scale_linear" in settings else "none")
     factor = settings.get("rope.scaling.factor", settings.get("rope.scale_linear", 1.0))
+    if kind != "yarn" and settings.get("rope.scaling.attn_factor", 1.0) != 1.0:
+        raise ConfigError(f"{path}: rope.scaling.attn_factor beside rope.scaling.type {kind!r:.40} can't be imported")
     if ROPE_FACTORS in file.tensors:
         if kind != "none":
             raise ConfigError(f"{path}: rope.scaling.type {kind!r:.40} and {ROPE_FACTORS} can't be imported together")
@@ -219,7 +229,7 @@ def _scaling(file: GgufFile, settings: Mapping[str, Scalar], width: int, path: P
 
 
 def _yarn(settings: Mapping[str, Scalar], factor: Scalar) -> RopeScaling:
-    given = settings.get("rope.scaling.attn_factor", settings.get("rope.scaling.yarn_attn_factor"))
+    given = settings.get("rope.scaling.attn_factor", 1.0)
     fields: dict[str, Any] = {
         "factor": factor,
         "original_max_seq_len": settings.get("rope.scaling.original_context_length", settings["context_length"]),

@@ -67,7 +67,10 @@ PRE_TOKENIZERS: dict[str, Words] = {
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
+    "falcon3": _LLAMA3,
     "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+    "refact": _SMOLLM,
 }
 
 

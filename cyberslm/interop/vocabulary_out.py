@@ -7,16 +7,20 @@ parses special tokens, and it knows no escape for U+2581, which it takes as a sp
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import NamedTuple
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from cyberslm.errors import ConfigError
 from cyberslm.interop.vocabulary import PRE_TOKENIZERS, PREFIX, ROLES, UNUSED, cutting
 from cyberslm.text.hfjson import CONTRACTIONS, FOLDED, ImportedModel, cuts_like_qwen2
 from cyberslm.text.imported import HuggingFaceTokenizer
-from cyberslm.text.proto import BPE, CONTROL, NORMAL, USER_DEFINED, SentencePieceModel
+from cyberslm.text.proto import BPE, BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, SentencePieceModel
 from cyberslm.text.spm import SentencePieceTokenizer
 from cyberslm.text.tokenizer import Tokenizer
+
+_ESCAPED = "text with U+2581 or U+FDD0 has other ids there, as llama.cpp has no escape for them"
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 class Vocabulary(NamedTuple):
@@ -59,7 +63,7 @@ def _sentencepiece(model: SentencePieceModel) -> Vocabulary:
         )
     if model.losses:
         raise ConfigError(f"tokenizer: {'; '.join(model.losses)}: llama.cpp would give other ids")
-    notes = ["text with U+2581 or U+FDD0 has other ids there, as llama.cpp has no escape for them"]
+    notes = [_ESCAPED]
     if any(piece.kind == USER_DEFINED for piece in model.pieces):
         notes.append("where protected symbols overlap in a text, llama.cpp takes the longest first, not the first")
     return Vocabulary(
@@ -77,10 +81,7 @@ def _sentencepiece(model: SentencePieceModel) -> Vocabulary:
 def _byte_level(model: ImportedModel) -> Vocabulary:
     data = json.loads(model.content)
     if model.escaped:
-        raise ConfigError(
-            "tokenizer: a tokenizer.json that marks spaces has no scores, which llama.cpp merges by: import the model"
-            " with its tokenizer.model alone"
-        )
+        return _marked(model, data)
     words = data["model"]
     name = _rule(data, model.content)
     if bool(words.get("ignore_merges")) != PRE_TOKENIZERS[name].whole_words_first:
@@ -106,6 +107,52 @@ def _byte_level(model: ImportedModel) -> Vocabulary:
         "merges": merges,
     }
     return Vocabulary(values, tuple(notes))
+
+
+def _marked(model: ImportedModel, data: Mapping[str, Any]) -> Vocabulary:
+    """A SentencePiece vocabulary that came as merges (Llama 2, Mistral): scores are their order again."""
+    steps = {"pre_tokenizer": data.get("pre_tokenizer"), "losses": model.losses}
+    if wrong := next((name for name, value in steps.items() if value), None):
+        raise ConfigError(f"tokenizer: {wrong} {steps[wrong]!r:.200} of its tokenizer.json have no word in GGUF")
+    special = {token["id"]: token["special"] for token in data["added_tokens"]}
+    scores = merge_scores(
+        [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in data["model"]["merges"]]
+    )
+    kinds = []
+    for index, piece in enumerate(model.pieces):
+        if index == model.roles["unk_token"]:
+            kinds.append(UNKNOWN)
+        elif index in special:
+            kinds.append(CONTROL if special[index] else USER_DEFINED)
+        else:
+            kinds.append(BYTE if _BYTE.fullmatch(piece) else NORMAL)
+        if kinds[-1] == NORMAL and len(piece) > 1 and piece not in scores:
+            raise ConfigError(f"tokenizer: no merge makes the piece {piece!r:.40}, llama.cpp would")
+    values = {
+        "model": "llama",
+        "tokens": model.pieces,
+        "scores": [scores.get(piece, 0.0) for piece in model.pieces],
+        "token_type": kinds,
+        "add_space_prefix": bool(model.prefix),
+    }
+    return Vocabulary(values, (_ESCAPED,))
+
+
+def merge_scores(merges: Sequence[tuple[str, str]]) -> dict[str, float]:
+    """A score for each merged piece, by which the best joined spelling first is the first merge first.
+
+    Pieces whose merges stand among each other's shared a score: of those the leftmost is merged.
+    """
+    spans: dict[str, tuple[int, int]] = {}
+    for rank, (left, right) in enumerate(merges):
+        spans[left + right] = (spans.get(left + right, (rank, rank))[0], rank)
+    scores: dict[str, float] = {}
+    block, end = 0, -1
+    for piece, (first, last) in sorted(spans.items(), key=lambda item: item[1]):
+        block += first > end
+        end = max(end, last)
+        scores[piece] = -float(block)
+    return scores
 
 
 def _rule(data: Mapping[str, object], content: bytes) -> str:

@@ -17,6 +17,7 @@ from cyberslm.data.config import DataConfig
 from cyberslm.errors import ConfigError, TokenizerError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.recipes.scale import GPU_RATE, RATES, Dial, derive
+from cyberslm.text.chat import TEMPLATE_FILE
 from cyberslm.text.config import TokenizerConfig
 from cyberslm.text.tokenizer import open_tokenizer
 from cyberslm.training.config import NO_LIMIT, TrainConfig
@@ -198,6 +199,7 @@ NOT_THE_RESULT = frozenset(
         "data.prepared",
         "data.sources",
         "data.validation",
+        "data.chat.template",
         "base",
         "replay.path",
         "replay.validation",
@@ -220,6 +222,10 @@ def load_run(path: Path | str, overrides: Sequence[str] = ()) -> Loaded[TrainRun
     """
     loaded = load(path, TrainRun, overrides, follow=follow_scale)
     run = without_step_limit(loaded)
+    if run.data.format == "preference":
+        raise ConfigError(
+            f"{path}: data.format: preference compares with a base: use cyberslm finetune, objective: dpo"
+        )
     if run.tokenizer.path is None and loaded.given & _SIZES == {"model.vocab_size"}:
         run = replace(run, tokenizer=replace(run.tokenizer, vocab_size=run.model.vocab_size))
     elif "model.vocab_size" not in loaded.given:
@@ -230,7 +236,21 @@ def load_run(path: Path | str, overrides: Sequence[str] = ()) -> Loaded[TrainRun
             f"{path}: model.vocab_size {run.model.vocab_size} is below tokenizer.vocab_size"
             f" {run.tokenizer.vocab_size}: give only one of them, or make the model's at least as large"
         )
-    return replace(loaded, value=run)
+    return replace(loaded, value=with_chat(run, run.tokenizer.path))
+
+
+def with_chat(run: AnyRun, beside: str | None) -> AnyRun:
+    """The run with what ``data.chat`` leaves open: the length of a row, and the template in the folder ``beside``."""
+    if run.data.format == "text":
+        return run
+    chat = run.data.chat
+    if chat.max_tokens is None:
+        chat = replace(chat, max_tokens=run.seq_len)
+    if chat.template is None and chat.style == "auto" and beside is not None:
+        folder = Path(beside) if Path(beside).is_dir() else Path(beside).parent
+        found = folder / TEMPLATE_FILE
+        chat = replace(chat, template=str(found) if found.is_file() else None)
+    return replace(run, data=replace(run.data, chat=chat))
 
 
 def without_step_limit(loaded: Loaded[AnyRun]) -> AnyRun:

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -155,7 +157,9 @@ def open_verified(folder: Path) -> Prepared:
     return prepared
 
 
-def row_loader(run: TrainRun, prepared: Prepared, store: TokenStore) -> RowLoader:
+def row_loader(
+    run: TrainRun, prepared: Prepared, store: TokenStore, *, reference: npt.NDArray[np.float64] | None = None
+) -> RowLoader:
     """Rows of ``store`` as the run trains on them; those of the training split are mixed as the run asks."""
     tokenizer = prepared.tokenizer
     mixture, unit = mixture_of(run, prepared) if store is prepared.train else ({}, run.data.mixture_unit)
@@ -168,6 +172,8 @@ def row_loader(run: TrainRun, prepared: Prepared, store: TokenStore) -> RowLoade
         bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
         layout=run.data.rows,
         isolate=run.data.isolate_documents,
+        pairs=run.data.format == "preference",
+        reference=reference,
         mixture=mixture,
         mixture_unit=unit,
         ramp=run.train.batch_ramp,

@@ -8,6 +8,7 @@ from pathlib import Path
 from cyberslm import files
 from cyberslm.data.loader import RowLoader
 from cyberslm.errors import ConfigError
+from cyberslm.evaluation.mcq import Result, ask, read_questions
 from cyberslm.evaluation.yardsticks import Yardstick, yardsticks
 from cyberslm.generation.engine import Engine
 from cyberslm.recipes.data import bytes_per_id, open_verified
@@ -42,6 +43,10 @@ def evaluate(path: Path, *, data: Path | None = None, device: str = "auto") -> E
         raise ConfigError(
             f"{prepared.folder} was made with another tokenizer than {folder}: prepare the text with the model's"
         )
+    if prepared.manifest["settings"].get("format") == "preference":
+        raise ConfigError(
+            f"{prepared.folder} holds preferences, and eval measures one text: name other data with --data"
+        )
     if prepared.validation is None:
         raise ConfigError(
             f"{prepared.folder} has no validation split: prepare data with data.validation_fraction above 0"
@@ -67,6 +72,13 @@ def evaluate(path: Path, *, data: Path | None = None, device: str = "auto") -> E
         prepared.validation.text_bytes,
         yardsticks(prepared.train, loader, tokenizer),
     )
+
+
+def ask_questions(path: Path, file: Path, *, device: str = "auto") -> Result:
+    """The model's answers to the multiple-choice questions of a file, in fp32."""
+    questions = read_questions(file)
+    engine: Engine = load_engine(find_model(path), device=device)
+    return ask(engine.model, engine.tokenizer, questions)
 
 
 def _row_length(manifest: dict, context: int) -> int:

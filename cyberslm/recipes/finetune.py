@@ -10,6 +10,7 @@ import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from cyberslm import files
 from cyberslm.checkpoint.adapter import is_adapter
@@ -19,11 +20,12 @@ from cyberslm.data.config import DataConfig
 from cyberslm.errors import ConfigError, CyberSLMError
 from cyberslm.model.config import LONGEST
 from cyberslm.model.lora import LoraConfig
-from cyberslm.recipes.config import TrainRun, load_run, without_step_limit
+from cyberslm.recipes.config import TrainRun, load_run, with_chat, without_step_limit
 from cyberslm.recipes.use import find_model
 from cyberslm.text.config import MAX_SYMBOL_CHARS, MAX_SYMBOLS, TokenizerConfig
 from cyberslm.text.tokenizer import Tokenizer, load_tokenizer, saved_rules
 from cyberslm.training.optim import OptimizerConfig
+from cyberslm.training.preference import PreferenceConfig
 
 MAX_TOKEN_FILE = 1 << 20
 OWN_CHOICE = frozenset({"dropout", "attn_dropout"})
@@ -94,6 +96,12 @@ class FinetuneRun(TrainRun):
     base: PathStr
     """The model to begin with: a model folder, or a run folder. Its sizes and its tokenizer are the run's."""
 
+    objective: Literal["next_token", "dpo"] = "next_token"
+    """What is learned: the next token, of text or of answers (data.format chat); or with dpo, which of two answers is
+    better (data.format preference)."""
+
+    dpo: PreferenceConfig = field(default_factory=PreferenceConfig)
+
     lora: LoraConfig | None = None
     """Train low-rank adapters beside a frozen base; null trains the base's own weights."""
 
@@ -122,11 +130,19 @@ class FinetuneRun(TrainRun):
                 self.lora is not None and self.optimizer.name == "muon"
             ),
             "freeze: with lora the base is frozen already: leave it out": self.lora is not None and bool(self.freeze),
+            "optimizer.weight_decay would move the old rows of a frozen embedding, of which extend_vocab trains the new"
+            " ones: give optimizer.decay_embeddings=false": self._decays_old_rows(),
             **self._replay_problems(),
+            **self._objective_problems(),
         }
         for problem, there in problems.items():
             if there:
                 raise ConfigError(problem)
+
+    def _decays_old_rows(self) -> bool:
+        rows_alone = self.extend_vocab is not None and self.extend_vocab.train
+        rows_alone = rows_alone and not self.is_trained("embed_tokens.weight")
+        return rows_alone and self.optimizer.weight_decay > 0 and self.optimizer.decay_embeddings
 
     def _replay_problems(self) -> dict[str, bool]:
         if self.replay is None:
@@ -136,6 +152,23 @@ class FinetuneRun(TrainRun):
             "replay.validation: data.validation is given, so name general text to measure on too": own and not general,
             "replay.validation is given, so name the domain's text to measure on too: data.validation": general
             and not own,
+        }
+
+    def _objective_problems(self) -> dict[str, bool]:
+        dpo = self.objective == "dpo"
+        return {
+            f"objective is {self.objective} and data.format {self.data.format}: dpo learns from preference, next_token"
+            " from text or chat": dpo != (self.data.format == "preference"),
+            f"dpo has settings, and objective is {self.objective}: set objective: dpo": (
+                not dpo and self.dpo != PreferenceConfig()
+            ),
+            "replay: a general corpus has no preferences: leave it out with objective: dpo": (
+                dpo and self.replay is not None
+            ),
+            "train.z_loss is of the next token: leave it out with objective: dpo": dpo and self.train.z_loss > 0,
+            "distributed.strategy: fsdp doesn't go with objective: dpo: take ddp": (
+                dpo and self.distributed.strategy == "fsdp"
+            ),
         }
 
     @property
@@ -218,7 +251,7 @@ def fitted(run: FinetuneRun) -> FinetuneRun:
     run = replace(run, model=config, tokenizer=tokenizer)
     if run.seq_len > config.max_seq_len:
         raise ConfigError(f"train.seq_len {run.seq_len} must be at most the base's context, {config.max_seq_len}")
-    return run
+    return with_chat(run, str(folder))
 
 
 def base_tokenizer(run: FinetuneRun) -> Tokenizer:

@@ -38,7 +38,7 @@ def finish(run: TrainRun, origin: Origin, state: TrainState, prepared: Prepared,
     final = run.folder / "final"
     if manifest["kind"] == ADAPTER:
         copy_adapter(chosen.path, run.folder / ADAPTER_FOLDER)
-    save_model(final, model, prepared.tokenizer, kept, extras=origin.extras)
+    save_model(final, model, prepared.tokenizer, kept, extras=origin.extras(prepared.tokenizer))
     score = manifest.get("validation") or {}
     screen.line("")
     why = f", ended by train.{state.ended}" if state.ended else ""
@@ -49,6 +49,8 @@ def finish(run: TrainRun, origin: Origin, state: TrainState, prepared: Prepared,
         screen.line(
             f"{label}: step {chosen.step}, loss {score['loss']:.4f}, {score['bits_per_byte']:.4f} bits per byte"
         )
+        if "accuracy" in score:
+            screen.line(f"  pairs ranked right {score['accuracy']:.1%}, mean margin {score['reward_margin']:.4f}")
         for name, part in score.get("by_source", {}).items():
             screen.line(f"  {name}: loss {part['loss']:.4f}, {part['bits_per_byte']:.4f} bits per byte")
     if manifest.get("before"):
@@ -60,7 +62,8 @@ def finish(run: TrainRun, origin: Origin, state: TrainState, prepared: Prepared,
     if run.logging.plots:
         missing = "" if can_plot() else " (not drawn: pip install 'cyberslm[plots]')"
         screen.line(f"curve: {run.folder / 'plots' / 'loss.png'}{missing}")
-    screen.line(f"next:  cyberslm generate {final} --prompt 'TEXT'")
+    use = f"generate {final} --prompt 'TEXT'" if run.data.format == "text" else f"chat {final}"
+    screen.line(f"next:  cyberslm {use}")
 
 
 def _in_order(run: TrainRun) -> list[Step]:

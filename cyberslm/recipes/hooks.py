@@ -24,6 +24,7 @@ from cyberslm.recipes.data import bytes_per_id, row_loader
 from cyberslm.recipes.interrupts import Interrupts
 from cyberslm.recipes.machine import autocast, package_version, products
 from cyberslm.recipes.origin import Origin
+from cyberslm.recipes.preferences import objective_of, reference_for, trained_rows
 from cyberslm.recipes.replay import deciding, naming, validated_apart
 from cyberslm.text.tokenizer import Tokenizer
 from cyberslm.training.distributed import Dist
@@ -91,7 +92,7 @@ class RunHooks:
         self.meter = Meter(total_steps=state.total_steps(run.train), interval=run.logging.interval)
         self.bytes_per_id = bytes_per_id(prepared.tokenizer)
         self.autocast = autocast(run.precision, model.device)
-        self.loader = row_loader(run, prepared, prepared.train)
+        self.loader = trained_rows(run, prepared)
         self.before: dict[str, object] | None = None
         """How the base scored on the run's validation text, before the first step; None from scratch."""
 
@@ -137,20 +138,23 @@ class RunHooks:
         if not self.origin.fields or (score := self._score(whole_model(self.model))) is None:
             return
         self.before = _figures(score)
-        figures = {"loss": score.loss, "perplexity": score.perplexity, "bits_per_byte": score.bits_per_byte}
+        judged = score.ranking or {"perplexity": score.perplexity}
+        figures = {"loss": score.loss, **judged, "bits_per_byte": score.bits_per_byte}
         parts = {f"bits_per_byte/{name}": part.bits_per_byte for name, part in score.by_source.items()}
         self.record({"type": "base", "step": 0, "best": False, **figures, **parts})
 
     def _score(self, model: CyberSLM) -> Score | None:
         if self.prepared.validation is None:
             return None
-        loader = row_loader(self.run, self.prepared, self.prepared.validation)
+        store = self.prepared.validation
+        loader = row_loader(self.run, self.prepared, store, reference=reference_for(self.run, self.prepared, store))
         rows, limit = self.run.train.micro_batch_size, self.run.eval.max_rows
         found, name = [], naming(self.run, self.prepared)
+        loss = objective_of(self.run).loss
         for part in validated_apart(self.run, self.prepared):
             batches = loader.sequential(rows, limit=limit, rank=self.dist.rank, world=self.dist.world, sources=part)
             with self.autocast():
-                found.append(measure(model, batches, self.bytes_per_id, name=name))
+                found.append(measure(model, batches, self.bytes_per_id, loss, name=name))
         mine = join(found)
         return deciding(join(Score.from_json(part) for part in self.dist.gather(mine.to_json())))
 

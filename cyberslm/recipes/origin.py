@@ -22,6 +22,7 @@ from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.lora import add_adapters, keep_base_in, merge
 from cyberslm.model.model import CyberSLM
 from cyberslm.recipes.config import TrainRun
+from cyberslm.recipes.conversations import extras_of
 from cyberslm.recipes.finetune import FinetuneRun, base_tokenizer
 from cyberslm.recipes.vocabulary import extend_rows, train_new_rows
 from cyberslm.text.tokenizer import Tokenizer
@@ -33,11 +34,6 @@ class Origin(Protocol):
     @property
     def fields(self) -> dict[str, object]:
         """What every manifest of the run says of its origin."""
-        ...
-
-    @property
-    def extras(self) -> Extras:
-        """What ``final/`` brings along from the base."""
         ...
 
     def outline(self, device: torch.device | str = "meta") -> CyberSLM:
@@ -61,6 +57,10 @@ class Origin(Protocol):
         training: TrainingFiles,
     ) -> None:
         """Write a step folder."""
+        ...
+
+    def extras(self, tokenizer: Tokenizer) -> Extras:
+        """The chat template and stop ids of the run's model folders."""
         ...
 
     def whole(self, folder: Path) -> CyberSLM:
@@ -93,7 +93,6 @@ class FromScratch:
     def __init__(self, run: TrainRun) -> None:
         self._run = run
         self.fields: dict[str, object] = {}
-        self.extras = Extras()
 
     def outline(self, device: torch.device | str = "meta") -> CyberSLM:
         return CyberSLM(self._run.model, seed=self._run.seed, device=device)
@@ -112,7 +111,10 @@ class FromScratch:
         fields: Mapping[str, object],
         training: TrainingFiles,
     ) -> None:
-        save_model(target, model, tokenizer, {**self.fields, **fields}, training)
+        save_model(target, model, tokenizer, {**self.fields, **fields}, training, self.extras(tokenizer))
+
+    def extras(self, tokenizer: Tokenizer) -> Extras:
+        return extras_of(self._run, tokenizer, Extras())
 
     def whole(self, folder: Path) -> CyberSLM:
         return load_model(folder).model
@@ -124,7 +126,6 @@ class FromBase:
     def __init__(self, run: FinetuneRun) -> None:
         self._run = run
         self.fields: dict[str, object] = {"base_sha256": run.base_sha256}
-        self.extras = load_extras(run.base_folder, run.model)
 
     def outline(self, device: torch.device | str = "meta") -> CyberSLM:
         return self._prepared(CyberSLM(self._run.model, seed=self._run.seed, device=device))
@@ -149,10 +150,13 @@ class FromBase:
     ) -> None:
         fields = {**self.fields, **fields}
         if self._run.lora is None:
-            save_model(target, model, tokenizer, fields, training, self.extras)
+            save_model(target, model, tokenizer, fields, training, self.extras(tokenizer))
         else:
             base = str(self._run.base_folder)
             save_adapter(target, model, self._run.lora, fields, base=base, training=training)
+
+    def extras(self, tokenizer: Tokenizer) -> Extras:
+        return extras_of(self._run, tokenizer, load_extras(self._run.base_folder, self._run.model))
 
     def whole(self, folder: Path) -> CyberSLM:
         if self._run.lora is None:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,7 +26,8 @@ from cyberslm.data.prepare import Prepared, open_prepared
 from cyberslm.errors import ConfigError
 from cyberslm.model.model import CyberSLM
 from cyberslm.recipes.config import TrainRun
-from cyberslm.recipes.data import Say, describe, ensure_prepared, fit_model, row_loader
+from cyberslm.recipes.conversations import preview
+from cyberslm.recipes.data import Say, describe, ensure_prepared, fit_model
 from cyberslm.recipes.estimate import Estimate, estimate, figures, lines, refuse_too_large, share_of_limit
 from cyberslm.recipes.finish import finish, finished
 from cyberslm.recipes.folder import refuse_other_run, require_space, write_run_files
@@ -36,10 +36,11 @@ from cyberslm.recipes.hooks import Process, RunHooks, check_samples
 from cyberslm.recipes.interrupts import Interrupts
 from cyberslm.recipes.machine import autocast, cpu_threads, on_this_machine
 from cyberslm.recipes.origin import Origin, origin_of
+from cyberslm.recipes.preferences import ensure_reference, objective_of, trained_rows
 from cyberslm.training.compiled import compile_and_try, is_worth_compiling
 from cyberslm.training.distributed import Dist, joined
 from cyberslm.training.elsewhere import require_trackers
-from cyberslm.training.loss import Loss, next_token_loss
+from cyberslm.training.loss import Loss
 from cyberslm.training.optim import group_sizes
 from cyberslm.training.sharing import recompute_blocks, share
 from cyberslm.training.state import TrainState
@@ -127,10 +128,11 @@ def _train(loaded: Loaded[TrainRun], process: Process, stop_at: int | None) -> O
     origin = origin_of(run)
     found = estimate(run, origin, prepared, dist, probe=step is None)
     model, state, training = _start(run, origin, step, dist.device, screen.line)
-    loss: Loss = partial(next_token_loss, z_loss=run.train.z_loss)
+    loss, count = objective_of(run)
+    dist.on_first(lambda: ensure_reference(run, prepared, lambda: origin.fresh(dist.device), screen.line))
     if run.train.activation_checkpointing:
         recompute_blocks(model)
-    compile_if_asked(run, model, loss, row_loader(run, prepared, prepared.train), process)
+    compile_if_asked(run, model, loss, trained_rows(run, prepared), process)
     loss, holding = share(model, loss, dist, precision=run.precision)
     this = RunHooks(run, origin, model, prepared, state, process)
     if found.limit is not None:
@@ -145,6 +147,7 @@ def _train(loaded: Loaded[TrainRun], process: Process, stop_at: int | None) -> O
         *header(run, origin, this.loader, dist.device),
         *processes(run, dist),
         *lines(run, found),
+        *preview(run, prepared, this.loader),
     ):
         screen.line(line)
     plan = Plan(
@@ -156,6 +159,7 @@ def _train(loaded: Loaded[TrainRun], process: Process, stop_at: int | None) -> O
         save_every=run.checkpoint.interval,
         autocast=this.autocast,
         loss=loss,
+        count=count,
         mean=this.mean,
         dist=dist,
         holding=holding,

@@ -11,9 +11,11 @@ from cyberslm.checkpoint.adapter import apply_adapter, is_adapter, load_adapter
 from cyberslm.checkpoint.folder import ModelFolder, load_model
 from cyberslm.checkpoint.steps import newest
 from cyberslm.errors import ConfigError
+from cyberslm.generation.chat import Chat
 from cyberslm.generation.engine import Engine
 from cyberslm.model.lora import merge
 from cyberslm.recipes.machine import pick_device
+from cyberslm.text.chat import renderer_for
 
 
 def load(path: Path | str, *, device: str = "auto") -> Engine:
@@ -22,9 +24,13 @@ def load(path: Path | str, *, device: str = "auto") -> Engine:
     An adapter is opened with its base, at the place that it names. Every file is checked against the manifest's SHA-256
     first; `IntegrityError` names one that is damaged.
     """
-    folder, where = find_model(Path(path)), pick_device(device)
-    found = load_merged(folder, device=where) if is_adapter(folder) else load_model(folder, device=where)
+    found = _opened(path, device)
     return Engine(found.model, found.tokenizer, stop_ids=found.extras.stop_ids)
+
+
+def _opened(path: Path | str, device: str) -> ModelFolder:
+    folder, where = find_model(Path(path)), pick_device(device)
+    return load_merged(folder, device=where) if is_adapter(folder) else load_model(folder, device=where)
 
 
 def load_merged(folder: Path, *, base: Path | None = None, device: torch.device | str = "cpu") -> ModelFolder:
@@ -50,6 +56,20 @@ def load_merged(folder: Path, *, base: Path | None = None, device: torch.device 
     fields = {key: value for key, value in about.items() if key not in ("files", "self", "kind", "tokenizer_sha256")}
     fields["base_sha256"] = found.manifest["self"]
     return ModelFolder(merge(found.model).eval(), found.tokenizer, fields, found.extras)
+
+
+def open_chat(path: Path | str, *, device: str = "auto", system: str | None = None) -> tuple[Chat, str | None]:
+    """A conversation with the model of a folder, by its own chat template; and what speaks against it, if anything."""
+    found = _opened(path, device)
+    renderer = renderer_for(found.tokenizer, template=found.extras.chat_template)
+    doubt = None
+    if found.extras.chat_template is None:
+        doubt = (
+            f"{path} has no chat template, so it wasn't trained to answer: turns are written in the {renderer.name}"
+            " format (docs/sft.md shows how to train one)"
+        )
+    engine = Engine(found.model, found.tokenizer, stop_ids=found.extras.stop_ids)
+    return Chat(engine, renderer, system=system), doubt
 
 
 def find_model(path: Path) -> Path:

@@ -59,11 +59,6 @@ class HuggingFaceTokenizer:
         except TokenizerError as error:
             raise TokenizerError(f"{path}: {error}") from error
 
-    @property
-    def model(self) -> ImportedModel:
-        """What the file says."""
-        return self._read
-
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text, ``<bos>`` first when the tokenizer adds it; lone surrogates count as U+FFFD."""
         ids = self._encode([text])[0]

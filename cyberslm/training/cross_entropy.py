@@ -54,6 +54,22 @@ def linear_cross_entropy(features_ND: Tensor, head: Head, targets_N: Tensor, *, 
     return Sums(*_Loss.apply(features_ND, head.weight_VD, targets_N.clamp(min=0), trained_N, head))
 
 
+@torch.no_grad()
+def token_losses(features_ND: Tensor, head: Head, ids_NK: Tensor) -> Tensor:
+    """The loss ``(N, K)`` in nats of each of the K ids that may follow a row, at least fp32 and without a gradient."""
+    wide, cast = at_least_fp32(features_ND.dtype), head.weight_VD.to(features_ND.dtype)
+    losses = torch.empty(ids_NK.shape, dtype=wide, device=features_ND.device)
+    size, rows = (max(1, limit // cast.shape[0]) for limit in (PIECE, CHUNK))
+    for features, ids, found in zip(*(t.split(rows) for t in (features_ND, ids_NK, losses)), strict=True):
+        logits = features @ cast.mT
+        for part, own, out in zip(*(t.split(size) for t in (logits, ids, found)), strict=True):
+            bent = part.to(wide)
+            if head.softcap is not None:
+                bent = head.softcap * (bent / head.softcap).tanh_()
+            out.copy_(_normaliser(bent, bent.softmax(-1)).unsqueeze(1) - bent.gather(1, own))
+    return losses
+
+
 class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -86,6 +102,11 @@ class _Loss(torch.autograd.Function):
         return d_features, d_weight, None, None, None
 
 
+def _normaliser(logits: Tensor, softmax: Tensor) -> Tensor:
+    """The log of each row's sum of exponentials, by its likeliest id, whose share is at least 1 / V."""
+    return logits.amax(-1) - softmax.amax(-1).log()
+
+
 def _piece(logits: Tensor, ids: Tensor, trained: Tensor, head: Head, *, learns: bool) -> Tensor:
     """Objective and loss of the rows; if it ``learns`` the logits are overwritten by the objective's gradient."""
     wide = logits.to(at_least_fp32(logits.dtype))
@@ -93,7 +114,7 @@ def _piece(logits: Tensor, ids: Tensor, trained: Tensor, head: Head, *, learns: 
     if bent is not None and head.softcap is not None:
         wide = bent * head.softcap
     targets, softmax = ids.unsqueeze(1), wide.softmax(-1)
-    normaliser = wide.amax(-1) - softmax.amax(-1).log()  # by the likeliest id, whose share is at least 1 / V
+    normaliser = _normaliser(wide, softmax)
     loss = ((normaliser - wide.gather(1, targets).squeeze(1)) * trained).sum()
     penalty = head.z_loss * (normaliser.square() * trained).sum()
     if learns:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ class LossOutput(NamedTuple):
     objective: Tensor
     loss_sum: Tensor
     num_tokens: Tensor
+    pairs: Tensor | None = None
+    """Where pairs are trained and counted in place of tokens: the sum of their margins, how many are ranked right, and
+    the nats of the chosen answers."""
 
 
 Loss = Callable[[CyberSLM, Batch], LossOutput]
@@ -57,6 +60,8 @@ class Score:
     num_tokens: int
     num_bytes: int
     by_source: Mapping[str, Score] = field(default_factory=dict)
+    pairs: tuple[float, float, float] | None = None
+    """As `LossOutput.pairs`; ``num_tokens`` is then the number of pairs, ``num_bytes`` counts the chosen answers."""
 
     @property
     def loss(self) -> float:
@@ -69,11 +74,20 @@ class Score:
 
     @property
     def bits_per_byte(self) -> float:
-        return self.loss_sum / math.log(2) / max(1, self.num_bytes)
+        """Of the trained text; where pairs are trained, of the chosen answers."""
+        nats = self.loss_sum if self.pairs is None else self.pairs[2]
+        return nats / math.log(2) / max(1, self.num_bytes)
+
+    @property
+    def ranking(self) -> dict[str, float]:
+        """Mean margin, and share of the pairs that are ranked right, where pairs are trained."""
+        if self.pairs is None:
+            return {}
+        return ranking(self.pairs, self.num_tokens)
 
     def figures(self) -> dict[str, object]:
         """What a manifest keeps."""
-        return {"loss": self.loss, "bits_per_byte": self.bits_per_byte}
+        return {"loss": self.loss, "bits_per_byte": self.bits_per_byte, **self.ranking}
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -81,7 +95,13 @@ class Score:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Score:
         parts = {name: cls.from_json(part) for name, part in value["by_source"].items()}
-        return cls(**{**value, "by_source": parts})
+        pairs = None if value["pairs"] is None else tuple(value["pairs"])
+        return cls(**{**value, "by_source": parts, "pairs": pairs})
+
+
+def ranking(pairs: Sequence[float], count: int) -> dict[str, float]:
+    """What ``LossOutput.pairs`` of ``count`` pairs says."""
+    return {"reward_margin": pairs[0] / max(1, count), "accuracy": pairs[1] / max(1, count)}
 
 
 def join(scores: Iterable[Score]) -> Score:
@@ -92,7 +112,9 @@ def join(scores: Iterable[Score]) -> Score:
     loss_sum, num_tokens, num_bytes = (
         sum(getattr(score, name) for score in each) for name in ("loss_sum", "num_tokens", "num_bytes")
     )
-    return Score(loss_sum, num_tokens, num_bytes, parts)
+    pairs = [score.pairs for score in each if score.pairs is not None]
+    summed = tuple(map(sum, zip(*pairs, strict=True))) if pairs else None
+    return Score(loss_sum, num_tokens, num_bytes, parts, cast("tuple[float, float, float] | None", summed))
 
 
 @torch.no_grad()
@@ -129,14 +151,25 @@ class _Sums:
     loss_sum: float = 0.0
     num_tokens: int = 0
     num_bytes: int = 0
+    pairs: tuple[float, ...] | None = None
 
     def add(self, output: LossOutput, batch: Batch, bytes_per_id: Tensor) -> None:
         self.loss_sum += output.loss_sum.item()
         self.num_tokens += int(output.num_tokens)
-        self.num_bytes += int(bytes_per_id[batch.targets[batch.targets != IGNORE].cpu()].sum())
+        counted = batch.targets != IGNORE
+        if output.pairs is not None and batch.docs is not None:
+            counted &= batch.docs % 2 == 0
+            self.pairs = tuple(map(sum, zip(self.pairs or (0.0, 0.0, 0.0), output.pairs.tolist(), strict=True)))
+        self.num_bytes += int(bytes_per_id[batch.targets[counted].cpu()].sum())
 
     def score(self, by_source: Mapping[str, Score] | None = None) -> Score:
-        return Score(self.loss_sum, self.num_tokens, self.num_bytes, by_source or {})
+        pairs = cast("tuple[float, float, float] | None", self.pairs)
+        return Score(self.loss_sum, self.num_tokens, self.num_bytes, by_source or {}, pairs)
+
+
+def count_targets(batch: Batch) -> int:
+    """The trained tokens of a batch."""
+    return int((batch.targets != IGNORE).sum())
 
 
 def _by_source(batch: Batch) -> Iterator[tuple[int, Batch]]:

@@ -57,7 +57,8 @@ class _Pass(nn.Module):
         self.model, self.loss = model, loss
 
     def forward(self, batch: Batch) -> LossOutput:
-        return LossOutput._make(part.clone() for part in self.loss(self.model, batch))  # FSDP2 warns of views
+        output = self.loss(self.model, batch)
+        return LossOutput._make(None if part is None else part.clone() for part in output)  # FSDP2 warns of views
 
 
 def share(model: CyberSLM, loss: Loss, dist: Dist, *, precision: str) -> Shared:

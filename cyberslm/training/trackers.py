@@ -136,6 +136,10 @@ class Screen:
         except (OSError, ValueError):
             self._stream = None
 
+    @property
+    def has_bar(self) -> bool:
+        return self._bar is not None
+
     def start_bar(self, *, total: int | None, done: int, unit: str) -> None:
         """A progress bar, on a terminal only."""
         if self._stream is not None and self._stream.isatty():
@@ -194,6 +198,8 @@ class Meter:
             parts.append(f"eta {clock(self._seconds / self._steps * (total - step))}")
         if "share_of_limit" in record:
             parts.insert(5, f"{self._share / max(self._seconds, 1e-9):.0%} of limit")
+        if "accuracy" in record:
+            parts.insert(2, _ranking(record))
         if record["skipped"]:
             parts.append(f"skipped {record['skipped']}")
         self._reset()
@@ -203,10 +209,15 @@ class Meter:
 def validation_line(record: Mapping, *, total_steps: int | None) -> str:
     best = " | best" if record["best"] else ""
     step = f"step {record['step']}/{total_steps or '?'}"
+    judged = f"ppl {record['perplexity']:,.2f}" if "perplexity" in record else _ranking(record)
     return (
-        f"{step} | validation loss {record['loss']:.4f} | ppl {record['perplexity']:,.2f}"
+        f"{step} | validation loss {record['loss']:.4f} | {judged}"
         f" | {record['bits_per_byte']:.4f} bits/byte{best}{_by_source(record)}"
     )
+
+
+def _ranking(record: Mapping) -> str:
+    return f"margin {record['reward_margin']:.3f} | ranked right {record['accuracy']:.1%}"
 
 
 def _by_source(record: Mapping) -> str:

@@ -31,7 +31,7 @@ from cyberslm.training.config import TrainConfig
 from cyberslm.training.distributed import Dist
 from cyberslm.training.ema import WeightMean
 from cyberslm.training.faults import Measured, Verdict, improved, judge, stop_if_hopeless
-from cyberslm.training.loss import Loss, Score, next_token_loss
+from cyberslm.training.loss import Loss, Score, count_targets, next_token_loss, ranking
 from cyberslm.training.optim import set_rates
 from cyberslm.training.schedule import SchedulerConfig, share_of_peak
 from cyberslm.training.shards import whole
@@ -65,6 +65,8 @@ class Plan:
     save_every: int
     autocast: Callable[[], AbstractContextManager] = nullcontext
     loss: Loss = next_token_loss
+    count: Callable[[Batch], int] = count_targets
+    """What the summed loss is divided by: trained tokens, or what else the loss is a sum of."""
     mean: WeightMean | None = None
     """The running mean of the weights, moved after every update."""
     clock: Callable[[], float] = time.perf_counter
@@ -123,12 +125,13 @@ def _train_step(
     dist = plan.dist
     torch.manual_seed(_step_seed(plan.seed, step, dist.rank))
     batch = loader.batch(step - 1, rank=dist.rank, world=dist.world, passed=state.passed_rows)
-    tokens, rows = dist.each(int((batch.targets != IGNORE).sum()), batch.targets.shape[0])
-    num_tokens = int(sum(tokens))
+    tokens, counts, rows = dist.each(count_targets(batch), plan.count(batch), batch.targets.shape[0])
+    num_tokens, number = int(sum(tokens)), int(sum(counts))
     passes = math.ceil(max(rows) / plan.config.micro_batch_size)
-    mine = _accumulate(plan, model, _micro_batches(plan, batch, passes), num_tokens)
-    losses, (norm, *_) = dist.each(mine, _clip(model, plan.config.grad_clip))
-    measured = Measured(math.fsum(losses) / max(1, num_tokens), norm, num_tokens)
+    mine = _accumulate(plan, model, _micro_batches(plan, batch, passes), number)
+    *sums, (norm, *_) = dist.each(*mine, _clip(model, plan.config.grad_clip))
+    loss_sum, *pairs = map(math.fsum, sums)
+    measured = Measured(loss_sum / max(1, number), norm, number)
     verdict, usual = judge(measured, state, plan.config)
     if verdict == "train":
         optimizer.step()
@@ -155,6 +158,7 @@ def _train_step(
             "seconds": seconds,
             "tokens_per_second": num_tokens / seconds,
         }
+        | (ranking(pairs, number) if pairs else {})
         | ({f"lr/{name}": rate for name, rate in rates.items()} if len(set(rates.values())) > 1 else {})
     )
     stop_if_hopeless(measured, state, plan.config)
@@ -199,17 +203,21 @@ def _micro_batches(plan: Plan, batch: Batch, count: int) -> list[Batch]:
     return parts + [nothing] * (count - len(parts))
 
 
-def _accumulate(plan: Plan, model: CyberSLM, parts: list[Batch], num_tokens: int) -> float:
-    """Add up gradients of the mean loss over all ranks' trained tokens; return this rank's summed loss."""
-    total = torch.zeros((), dtype=torch.float64, device=model.device)
-    divisor = max(1, num_tokens) / plan.dist.world  # ranks take the mean of their gradients
+def _accumulate(plan: Plan, model: CyberSLM, parts: list[Batch], number: int) -> list[float]:
+    """Add up gradients of the mean loss over all ranks' trained tokens or pairs.
+
+    Returns this rank's summed loss, and behind it `LossOutput.pairs` where there are any.
+    """
+    total = torch.zeros(1, dtype=torch.float64, device=model.device)
+    divisor = max(1, number) / plan.dist.world  # ranks take the mean of their gradients
     for index, part in enumerate(parts, 1):
         with plan.holding() if index < len(parts) else nullcontext():
             with plan.autocast():
                 output = plan.loss(model, part.to(model.device))
             (output.objective / divisor).backward()
-        total += output.loss_sum.detach()
-    return total.item()
+        seen = output.loss_sum.detach().view(1)
+        total = total + (seen if output.pairs is None else torch.cat((seen, output.pairs)))
+    return total.tolist()
 
 
 def _clip(model: nn.Module, limit: float) -> float:
@@ -232,7 +240,7 @@ def _validate(plan: Plan, state: TrainState, hooks: Hooks) -> Score | None:
             "type": "validation",
             "step": state.step,
             "loss": score.loss,
-            "perplexity": score.perplexity,
+            **(score.ranking or {"perplexity": score.perplexity}),
             "bits_per_byte": score.bits_per_byte,
             "best": best,
             "seconds": time.perf_counter() - started,

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cyberslm import files
-from cyberslm.checkpoint.folder import TrainingFiles, load_model, load_training, save_model
+from cyberslm.checkpoint.folder import Extras, TrainingFiles, load_model, load_training, save_model
 from cyberslm.checkpoint.hf import hf_config
 from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.model.config import CyberSLMConfig
@@ -63,6 +63,24 @@ def test_training_files_come_back_exactly(folder: Path) -> None:
     training = load_training(folder)
     assert training.state == {"step": 7}
     assert torch.equal(training.tensors["exp_avg/norm.weight"], torch.arange(32.0))
+
+
+def test_template_and_ends_come_back_and_wrong_ends_are_named(
+    tmp_path: Path, tokenizer: SentencePieceTokenizer
+) -> None:
+    extras = Extras("{{ messages }}\r\n\u6f22", (5, 4))
+    save_model(tmp_path / "m", model_for(tokenizer), tokenizer, {}, extras=extras)
+    assert load_model(tmp_path / "m").extras == extras
+    save_model(tmp_path / "m", model_for(tokenizer), tokenizer, {})
+    assert load_model(tmp_path / "m").extras == Extras()
+    for value in (None, "3", [3, -1], [3, tokenizer.vocab_size], [True], {}):
+        path = tmp_path / "m" / "generation_config.json"
+        path.write_text(json.dumps({"eos_token_id": value}))
+        reseal(tmp_path / "m")
+        with pytest.raises(IntegrityError, match=r"generation_config\.json: eos_token_id must be ids below"):
+            load_model(tmp_path / "sealed")
+        shutil.rmtree(tmp_path / "sealed")
+        shutil.move(tmp_path / "old.json", tmp_path / "m" / "manifest.json")
 
 
 def each_file(folder: Path) -> Iterable[str]:

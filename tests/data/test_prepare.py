@@ -14,6 +14,7 @@ import pytest
 import cyberslm
 from cyberslm import files
 from cyberslm.data import prepare as module
+from cyberslm.data import tokenizing
 from cyberslm.data.config import DataConfig
 from cyberslm.data.prepare import Prepared, clean_corpus, open_prepared, prepare, stale
 from cyberslm.data.store import TokenStore
@@ -68,9 +69,9 @@ def test_nothing_is_held_out_with_fraction_0(tmp_path, hundred, byte_tokenizer):
 
 def test_batches_do_not_change_what_is_written(tmp_path, hundred, byte_tokenizer, monkeypatch):
     whole = prepare_bytes(tmp_path / "whole", byte_tokenizer, hundred, shard_tokens=100)
-    monkeypatch.setattr(module, "BATCH_CHARACTERS", 30)
+    monkeypatch.setattr(tokenizing, "BATCH_CHARACTERS", 30)
     small = prepare_bytes(tmp_path / "small", byte_tokenizer, hundred, shard_tokens=100)
-    monkeypatch.setattr(module, "BATCH_DOCUMENTS", 1)
+    monkeypatch.setattr(tokenizing, "BATCH_DOCUMENTS", 1)
     single = prepare_bytes(tmp_path / "single", byte_tokenizer, hundred, shard_tokens=100)
     assert whole.data_sha256 == small.data_sha256 == single.data_sha256
     assert len(whole.train.paths) > 5
@@ -332,13 +333,13 @@ def test_a_failure_leaves_earlier_data_whole_and_no_litter(tmp_path, hundred, by
 def test_a_full_disk_is_a_storage_error_that_leaves_earlier_data_whole(tmp_path, hundred, byte_tokenizer, monkeypatch):
     before = prepare_bytes(tmp_path / "run/out", byte_tokenizer, hundred)
 
-    class FullDisk(module.ShardWriter):
+    class FullDisk(tokenizing.ShardWriter):
         def add(self, ids, **facts):
             if self.num_documents == 50:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             super().add(ids, **facts)
 
-    monkeypatch.setattr(module, "ShardWriter", FullDisk)
+    monkeypatch.setattr(tokenizing, "ShardWriter", FullDisk)
     with pytest.raises(StorageError, match="No space left on device"):
         prepare_bytes(tmp_path / "run/out", byte_tokenizer, hundred)
     assert files.verify(tmp_path / "run/out") == before.manifest

@@ -20,7 +20,7 @@ import pytest
 
 from cyberslm import files
 from cyberslm.config import dump
-from cyberslm.data import parts, resume
+from cyberslm.data import parts, resume, tokenizing
 from cyberslm.data import prepare as module
 from cyberslm.data.clean import pipeline
 from cyberslm.data.clean.config import (
@@ -54,7 +54,7 @@ Events = list[tuple[str, int, int]]
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "TASK_FILES", 3)
-    monkeypatch.setattr(module, "BATCH_DOCUMENTS", 4)
+    monkeypatch.setattr(tokenizing, "BATCH_DOCUMENTS", 4)
 
 
 @pytest.fixture

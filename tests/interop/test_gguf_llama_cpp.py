@@ -15,12 +15,15 @@ from strings import varied
 from tokenizers import Tokenizer as Library
 
 import cyberslm
-from cyberslm.checkpoint.folder import Extras, ModelFolder, load_model, save_model
+from cyberslm.checkpoint.folder import Extras, ModelFolder, ModelParts, load_model, save_model
 from cyberslm.errors import ConfigError
 from cyberslm.interop.exporting import export_gguf
 from cyberslm.interop.gguf import read_source as read_gguf_source
+from cyberslm.interop.gguf_out import write_gguf
 from cyberslm.interop.hf import read_source
 from cyberslm.interop.source import write_source
+from cyberslm.interop.vocabulary import PRE_TOKENIZERS
+from cyberslm.interop.vocabulary_out import Vocabulary, vocabulary_of
 from cyberslm.model.config import CyberSLMConfig, RopeScaling
 from cyberslm.model.model import CyberSLM
 from cyberslm.text.tokenizer import Tokenizer, load_tokenizer
@@ -163,6 +166,30 @@ def test_ids_are_those_of_llama_cpp(words: tuple[Tokenizer, LlamaCpp, str]) -> N
     assert len(strings) > 350
     different = [text for text in strings if server.encode(text) != tokenizer.encode(text)]
     assert different == []
+
+
+@pytest.mark.parametrize("alias", ["llama3", "llama-v3", "falcon3", "deepseek-r1-qwen", "refact"])
+def test_other_names_of_a_rule_and_its_habit_of_bos_are_those_of_llama_cpp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alias: str
+) -> None:
+    """Files whose settings leave out the rule for <bos>."""
+    rule = next(name for name in RULES if PRE_TOKENIZERS[name] == PRE_TOKENIZERS[alias])
+    save_family("llama", tmp_path / "theirs", byte_level(list(topics.values())[:20], rule))
+    write_source(read_source(tmp_path / "theirs"), tmp_path / "ours")
+    found = load_model(tmp_path / "ours")
+
+    def renamed(tokenizer: Tokenizer, rows: int) -> Vocabulary:
+        values = {**vocabulary_of(tokenizer, rows).values, "tokenizer.ggml.pre": alias}
+        del values["tokenizer.ggml.add_bos_token"]
+        return Vocabulary(values, ())
+
+    monkeypatch.setattr("cyberslm.interop.gguf_out.vocabulary_of", renamed)
+    parts = ModelParts(found.model.config, found.model.get_parameter, found.tokenizer)
+    write_gguf(tmp_path / "m.gguf", parts, "f16", {})
+    again, server = read_gguf_source(tmp_path / "m.gguf").parts.tokenizer, LlamaCpp(tmp_path / "m.gguf")
+    assert again.add_bos == (rule == "llama-bpe")
+    strings = [*ODD, *varied(list(topics.values()), 40)]
+    assert [again.encode(text) for text in strings] == [server.encode(text) for text in strings]
 
 
 def test_text_that_spells_a_control_piece_is_text_unless_llama_cpp_is_asked_to_see_it(

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+import sentencepiece
 import torch
 import transformers
 from foreign import FAMILIES, LENGTH, SPECIAL, TEMPLATE, change, family_model, save_family
+from llama_cpp import LlamaCpp
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer as Library
 
 from cyberslm.checkpoint.folder import load_model
 from cyberslm.errors import ConfigError, CyberSLMError, IntegrityError
+from cyberslm.interop.exporting import export_gguf
 from cyberslm.interop.hf import read_source
 from cyberslm.interop.source import write_source
+from cyberslm.interop.vocabulary_out import merge_scores
+from cyberslm.text.imported import HuggingFaceTokenizer
+from cyberslm.text.spm import SentencePieceTokenizer
+from cyberslm.text.tokenizer import Tokenizer, load_tokenizer
 
 
 def import_folder(folder: Path, target: Path) -> None:
@@ -215,3 +223,99 @@ def test_damaged_files_are_named(tmp_path: Path, library: Library) -> None:
         with pytest.raises(CyberSLMError, match=name):
             read_source(folder)
         (folder / name).write_bytes(whole)
+
+
+def own_folder(folder: Path, tokenizer: Tokenizer) -> None:
+    """A Llama whose folder holds a SentencePiece model and its twin."""
+    theirs = family_model("llama tied")
+    theirs.save_pretrained(folder)
+    change(folder / "generation_config.json", eos_token_id=3)
+    change(folder / "config.json", eos_token_id=3)
+    tokenizer.save(folder)
+
+
+def test_sentencepiece_model_is_taken_alone_or_beside_its_twin(tmp_path: Path, trained: Path) -> None:
+    tokenizer = load_tokenizer(trained / "run" / "final")
+    folder = tmp_path / "theirs"
+    own_folder(folder, tokenizer)
+    listed = folder / "tokenizer.json"
+    text = "CVE-2024-3094 \u2581 \u6f22\n <eos>"
+    for kind in (SentencePieceTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer):
+        found = read_source(folder).parts.tokenizer
+        assert type(found) is kind
+        assert found.encode(text) == tokenizer.encode(text)
+        assert (found.bos_id, found.eos_id, found.add_bos) == (2, 3, True)
+        if not listed.exists():
+            continue
+        if kind is SentencePieceTokenizer:  # then a tokenizer.json that is no twin, then none
+            listed.write_text(listed.read_text().replace("\n", " "))
+        else:
+            listed.unlink()
+    (folder / "tokenizer.model").unlink()
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json and no tokenizer\.model"):
+        read_source(folder)
+
+
+@pytest.mark.parametrize("form", ["model", "merges"])
+def test_llama_2_tokenizer_comes_in_and_its_vocabulary_goes_out(tmp_path: Path, trained: Path, form: str) -> None:
+    """A model that puts a space before each text, has no pad, and numbers unk, bos and eos from 0."""
+    text = "\n".join(path.read_text() for path in sorted((trained / "text").glob("*.txt")))
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([*text.splitlines(), *["x" + " " * 20 + "y"] * 9]), model_writer=model, vocab_size=470,
+        model_type="bpe", byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True, minloglevel=3,
+    )  # fmt: skip
+    folder = tmp_path / "theirs"
+    family_model("llama").save_pretrained(folder)
+    if form == "model":
+        (folder / "tokenizer.model").write_bytes(model.getvalue())
+    else:
+        SentencePieceTokenizer.from_proto(model.getvalue()).save(folder)
+        (folder / "tokenizer.model").unlink()
+    import_folder(folder, tmp_path / "ours")
+    found = load_model(tmp_path / "ours")
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    assert found.tokenizer.encode("CVE-1 x\n y") == [1, *theirs.encode("CVE-1 x\n y")]
+    export_gguf(found, tmp_path / "out", "f32")
+    server = LlamaCpp(tmp_path / "out" / "model-f32.gguf")
+    strings = [
+        "",
+        "CVE-1 x\n y",
+        " two  spaces ",
+        "\u6f22\U0001f600",
+        text[:2000],
+        *(" " * n + "z" for n in range(1, 40)),
+    ]
+    assert [server.encode(one) for one in strings] == [found.tokenizer.encode(one) for one in strings]
+
+
+def test_scores_of_merges_keep_their_order_and_ties() -> None:
+    merges = [("a", "b"), ("_", "_"), ("__", "__"), ("_", "___"), ("__", "_"), ("_", "__"), ("ab", "c"), ("a", "bc")]
+    scores = merge_scores(merges)
+    assert scores["ab"] > scores["__"] > scores["____"] > scores["___"] > scores["abc"]
+    together = merge_scores([("_", "__"), ("__", "__"), ("__", "_"), ("a", "b")])
+    assert together["___"] == together["____"] > together["ab"]
+
+
+def test_folder_of_our_own_is_a_source_too(tmp_path: Path, trained: Path) -> None:
+    import_folder(trained / "run" / "final", tmp_path / "ours")
+    ours, found = load_model(trained / "run" / "final"), load_model(tmp_path / "ours")
+    assert found.model.config == ours.model.config
+    assert all(torch.equal(a, b) for a, b in zip(ours.model.parameters(), found.model.parameters(), strict=True))
+    assert found.tokenizer.sha256 == ours.tokenizer.sha256
+
+
+def test_template_of_the_tokenizer_settings_is_kept_the_default_of_several(tmp_path: Path, library: Library) -> None:
+    folder = tmp_path / "theirs"
+    save_family("llama", folder, library)
+    (folder / "chat_template.jinja").unlink()
+    settings = folder / "tokenizer_config.json"
+    for value, wanted in (
+        ("one", "one"),
+        ([{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}], "d"),
+        ([{"name": "rag", "template": "t"}], None),
+        (..., None),
+    ):
+        change(settings, chat_template=value)
+        assert read_source(folder).parts.extras.chat_template == wanted

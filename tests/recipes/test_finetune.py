@@ -347,6 +347,10 @@ def test_resolved_configuration_runs_as_it_is(make: Make) -> None:
         ({"replay": {"path": "general", "weight": 1.0}}, "weight must be above 0 and below 1"),
         ({"replay": {"path": "general", "validation": "general"}}, "replay.validation is given, so name the domain's"),
         ({"extend_vocab": {}}, "tokens is empty and file is null"),
+        (
+            {"extend_vocab": {"tokens": ["statement"]}, "lora": LORA, "optimizer": {"weight_decay": 0.1}},
+            "optimizer.weight_decay would move the old rows",
+        ),
         ({"extend_vocab": {"tokens": ["ab", "ab"]}}, "extend_vocab: 'ab' is there twice"),
     ],
 )

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 
 from cyberslm.data.readers.place import BAD_RECORD, Place, Texts, Unreadable
-from cyberslm.data.readers.records import record_texts
+from cyberslm.data.readers.records import Records, record_texts, texts_of
 from cyberslm.data.readers.text import Passage, lines, passages
 
 TOO_DEEP = "not JSON that can be read: a number too long or nesting too deep"
@@ -20,6 +20,11 @@ SPACE = " \t\n\r"
 
 def read_jsonl(stream: io.BufferedReader, place: Place) -> Texts:
     """A record from each line."""
+    return texts_of(jsonl_records(stream, place), place)
+
+
+def jsonl_records(stream: io.BufferedReader, place: Place) -> Records:
+    """The value of each line that isn't blank."""
     for line in lines(stream, place):
         if line.problem is not None:
             place.bad(line.problem, reason=BAD_RECORD, line=line.number)
@@ -33,7 +38,7 @@ def read_jsonl(stream: io.BufferedReader, place: Place) -> Texts:
             except (ValueError, RecursionError):
                 place.bad(TOO_DEEP, reason=BAD_RECORD, line=line.number)
             else:
-                yield from record_texts(record, line.number, place)
+                yield record, line.number
 
 
 def read_json(stream: io.BufferedReader, place: Place) -> Texts:

@@ -6,25 +6,31 @@
     instruction        ``instruction``, ``input`` when it isn't empty, ``output``, a blank line between
     prompt_completion  ``prompt``, then ``completion``: a blank line between, unless white space is there already
 
-``auto`` takes the first of these that a record has the fields for. Chat templates and loss masks belong to fine-tuning.
-Errors name fields, never values.
+``auto`` takes the first of these that a record has the fields for. With another ``data.format`` than text a record
+becomes a conversation instead (`turns`). Errors name fields, never values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from cyberslm.data.readers.place import BAD_RECORD, Place, Texts, Unreadable
+from cyberslm.data.readers.turns import SPOKEN, Record, asked_for, content_of, conversation_text, string
 
 if TYPE_CHECKING:
     from cyberslm.data.config import Shape
 
-Record = dict[str, object]
 
-ROLES = {"human": "user", "gpt": "assistant"}
-NOT_TEXT = "part of a message that is not text"
+Records = Iterator[tuple[object, int]]
+"""Records as they are read, each with the line where it begins."""
+
+
+def texts_of(records: Records, place: Place) -> Texts:
+    """The texts of records; a bad one is told its place."""
+    for record, line in records:
+        yield from record_texts(record, line, place)
 
 
 def record_texts(record: object, line: int, place: Place) -> Texts:
@@ -41,15 +47,18 @@ def wanted_fields(place: Place) -> frozenset[str]:
     """The top-level fields that a record's text can come from."""
     if place.config.text_field is not None:
         return frozenset({place.config.text_field.split(".")[0]})
-    shapes = _asked_for(place.config.record_shape)
-    return frozenset(name for shape in shapes for name in shape.needs | shape.may)
+    if place.config.format != "text":
+        return frozenset(name for shape in asked_for(place) for name in shape.needs | shape.may)
+    return frozenset(name for shape in _asked_for(place.config.record_shape) for name in shape.needs | shape.may)
 
 
 def _record_text(record: object, line: int, place: Place) -> str:
     if not isinstance(record, dict):
         raise Unreadable(f"a JSON {type(record).__name__} where an object, a record, is expected")
+    if place.config.format != "text":
+        return conversation_text(record, line, place)
     if (path := place.config.text_field) is not None:
-        return _string(_follow(record, path), path)
+        return string(_follow(record, path), path)
     wanted = place.config.record_shape
     for shape in _asked_for(wanted):
         if record.keys() >= shape.needs:
@@ -75,14 +84,8 @@ def _follow(record: Record, path: str) -> object:
     return value
 
 
-def _string(value: object, name: str) -> str:
-    if not isinstance(value, str):
-        raise Unreadable(f"field {name!r} is not a string")
-    return value
-
-
 def _text(record: Record, _line: int, _place: Place) -> str:
-    return _string(record["text"], "text")
+    return string(record["text"], "text")
 
 
 def _messages(record: Record, line: int, place: Place) -> str:
@@ -96,7 +99,7 @@ def _preference(record: Record, line: int, place: Place) -> str:
 
 
 def _instruction(record: Record, _line: int, _place: Place) -> str:
-    parts = [_string(record.get(name, ""), name) for name in ("instruction", "input", "output")]
+    parts = [string(record.get(name, ""), name) for name in ("instruction", "input", "output")]
     return "\n\n".join(part for part in parts if part.strip())
 
 
@@ -107,7 +110,7 @@ def _prompt_completion(record: Record, line: int, place: Place) -> str:
 
 def _side(value: object, name: str, line: int, place: Place) -> str:
     """A string, or a list of messages."""
-    return _conversation(value, name, line, place) if isinstance(value, list) else _string(value, name)
+    return _conversation(value, name, line, place) if isinstance(value, list) else string(value, name)
 
 
 def _joined(before: str, after: str) -> str:
@@ -125,25 +128,10 @@ def _conversation(value: object, name: str, line: int, place: Place) -> str:
         role = message.get("role", message.get("from"))
         if not isinstance(role, str):
             raise Unreadable(f"field {name!r} has a message without a role")
-        text = _content(message.get("content", message.get("value")), name, line, place)
+        text = content_of(message.get("content", message.get("value")), name, line, place)
         if text:
-            turns.append(f"{ROLES.get(role, role)}: {text}")
+            turns.append(f"{SPOKEN.get(role, role)}: {text}")
     return "\n\n".join(turns)
-
-
-def _content(content: object, name: str, line: int, place: Place) -> str:
-    if isinstance(content, str):
-        return content
-    if content is not None and not isinstance(content, list):
-        raise Unreadable(f"field {name!r} has a message whose content is neither a string nor a list of parts")
-    texts = []
-    for part in content or [None]:
-        text = part.get("text") if isinstance(part, Mapping) else part
-        if isinstance(text, str):
-            texts.append(text)
-        else:
-            place.skip(NOT_TEXT, line)
-    return "\n".join(texts)
 
 
 def _some(record: Record) -> str:

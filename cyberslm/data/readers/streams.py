@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from cyberslm.data.readers.formats import Compression
+from cyberslm.data.readers.formats import HEAD_BYTES, Compression, content_compression
 from cyberslm.data.readers.place import Place, Unreadable
 from cyberslm.errors import DataError
 
@@ -30,6 +30,7 @@ FEED = 1 << 16
 ZSTD_FEED = 1 << 10
 ALWAYS_ALLOWED = 1 << 26
 XZ_MEMORY = 1 << 28
+MAX_LAYERS = 2
 
 
 @dataclass
@@ -62,6 +63,18 @@ class _Machine(Protocol):
     @property
     def unused_data(self) -> bytes: ...
     def decompress(self, data: bytes, max_length: int = -1, /) -> bytes: ...
+
+
+def uncompressed(stream: io.BufferedReader, budget: Budget) -> io.BufferedReader:
+    """What lies under a stream's compression, if it has any, told by its first bytes."""
+    for _ in range(MAX_LAYERS):
+        kind = content_compression(stream.peek(HEAD_BYTES))
+        if kind is None:
+            return stream
+        stream = inflate(kind, stream, budget)
+    if content_compression(stream.peek(HEAD_BYTES)) is not None:
+        raise Unreadable(f"compressed more than {MAX_LAYERS} times", reason="compressed too often")
+    return stream
 
 
 def inflate(kind: Compression, raw: io.BufferedReader, budget: Budget) -> io.BufferedReader:

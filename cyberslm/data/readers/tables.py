@@ -14,12 +14,14 @@ from collections.abc import Iterator
 
 from cyberslm.data.readers.place import BAD_RECORD, NO_TEXT, Place, Texts, Unreadable
 from cyberslm.data.readers.plain import refuse_binary
-from cyberslm.data.readers.records import record_texts, wanted_fields
+from cyberslm.data.readers.records import Records, record_texts, texts_of, wanted_fields
 from cyberslm.data.readers.streams import whole
 from cyberslm.data.readers.text import passages
 from cyberslm.errors import DataError
 
 PARQUET_ROWS = 64
+COMMON, TAB = ",;|\t", "\t"
+"""Separators that a header is looked through for."""
 
 _BAD = re.compile("[\0\udc80-\udcff]")
 _QUOTED = re.compile('"[^"]*"')
@@ -27,15 +29,16 @@ _QUOTED = re.compile('"[^"]*"')
 
 def read_csv(stream: io.BufferedReader, place: Place) -> Texts:
     """A record from each row below the header."""
-    return _rows(stream, place, separators=",;|\t")
+    return texts_of(table_records(stream, place, separators=COMMON), place)
 
 
 def read_tsv(stream: io.BufferedReader, place: Place) -> Texts:
     """As ``read_csv`` with tabs."""
-    return _rows(stream, place, separators="\t")
+    return texts_of(table_records(stream, place, separators=TAB), place)
 
 
-def _rows(stream: io.BufferedReader, place: Place, *, separators: str) -> Texts:
+def table_records(stream: io.BufferedReader, place: Place, *, separators: str) -> Records:
+    """Each row below the header, by the names of the columns."""
     refuse_binary(stream)
     lines = _lines(stream, place)
     first = next(lines, "")
@@ -62,7 +65,7 @@ def _rows(stream: io.BufferedReader, place: Place, *, separators: str) -> Texts:
         elif len(row) != len(header):
             place.bad(f"{len(row)} cells where the header has {len(header)}", reason=BAD_RECORD, line=line)
         else:
-            yield from record_texts(dict(zip(header, row, strict=True)), line, place)
+            yield dict(zip(header, row, strict=True)), line
 
 
 def _header(first: str, separator: str) -> list[str]:
