@@ -7,7 +7,7 @@ answer ends with the id that ends a turn, which the model was trained to make.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from cyberslm.decoding.sampling import SamplingParams
@@ -23,15 +23,10 @@ ANSWER_SHARE = 4
 
 
 class Chat:
-    """Messages so far, and how they go on. ``left_out`` is the number that the last answer didn't see.
+    """Messages so far, and how they go on. ``left_out`` is the number that the last answer didn't see."""
 
-    ``stop_ids`` end an answer besides the format's own.
-    """
-
-    def __init__(
-        self, engine: Engine, renderer: Renderer, *, system: str | None = None, stop_ids: Iterable[int] = ()
-    ) -> None:
-        self.engine, self.renderer, self._stops = engine, renderer, renderer.stop_ids | set(stop_ids)
+    def __init__(self, engine: Engine, renderer: Renderer, *, system: str | None = None) -> None:
+        self.engine, self.renderer = engine, renderer
         self.messages: list[Message] = [] if system is None else [Message("system", system)]
         self.left_out = 0
 
@@ -48,7 +43,7 @@ class Chat:
         asked = [*self.messages, Message("user", text)]
         kept, ids = fit(self.renderer, asked, context - budget)
         self.left_out = len(asked) - len(kept)
-        stops = tuple(sorted({*params.stop_ids, *self._stops} - {self.engine.tokenizer.eos_id}))
+        stops = tuple(sorted({*params.stop_ids, *self.renderer.stop_ids} - {self.engine.tokenizer.eos_id}))
         return self._events(asked, self.engine.stream([ids], replace(params, max_new_tokens=budget, stop_ids=stops)))
 
     def _events(self, asked: list[Message], events: Iterator[TokenEvent]) -> Iterator[TokenEvent]:

@@ -130,12 +130,19 @@ class FinetuneRun(TrainRun):
                 self.lora is not None and self.optimizer.name == "muon"
             ),
             "freeze: with lora the base is frozen already: leave it out": self.lora is not None and bool(self.freeze),
+            "optimizer.weight_decay would move the old rows of a frozen embedding, of which extend_vocab trains the new"
+            " ones: give optimizer.decay_embeddings=false": self._decays_old_rows(),
             **self._replay_problems(),
             **self._objective_problems(),
         }
         for problem, there in problems.items():
             if there:
                 raise ConfigError(problem)
+
+    def _decays_old_rows(self) -> bool:
+        rows_alone = self.extend_vocab is not None and self.extend_vocab.train
+        rows_alone = rows_alone and not self.is_trained("embed_tokens.weight")
+        return rows_alone and self.optimizer.weight_decay > 0 and self.optimizer.decay_embeddings
 
     def _replay_problems(self) -> dict[str, bool]:
         if self.replay is None:

@@ -44,9 +44,7 @@ def load(  # noqa: PLR0913 (one keyword a choice, as people type them)
     `IntegrityError` names one that is damaged.
     """
     config = DecodingConfig(precision=precision, fast=fast)
-    folder, where = find_model(Path(path)), pick_device(device)
-    adapted = is_adapter(folder)
-    found = load_merged(folder, device=where) if adapted else load_model(folder, device=where, reduced="take")
+    found = _opened(path, device)
     prepare(found.model, config)
     return Engine(
         found.model,
@@ -62,7 +60,7 @@ def _speculation(
 ) -> Speculation | None:
     if draft is None:
         return Speculation(lookup=True) if lookup else None
-    drafting = load_model(find_model(Path(draft)), device=found.model.device, reduced="take")
+    drafting = _opened(draft, found.model.device.type)
     if drafting.tokenizer.sha256 != found.tokenizer.sha256:
         raise ConfigError(f"the draft model {draft} has another tokenizer: it must be that of the model it drafts for")
     prepare(drafting.model, replace(config, precision="auto"))
@@ -71,10 +69,7 @@ def _speculation(
 
 def open_chat(path: Path | str, *, device: str = "auto", system: str | None = None) -> tuple[Chat, str | None]:
     """A conversation with the model of a folder, by its own chat template; and what speaks against it, if anything."""
-    folder, where = find_model(Path(path)), pick_device(device)
-    found = (
-        load_merged(folder, device=where) if is_adapter(folder) else load_model(folder, device=where, reduced="take")
-    )
+    found = _opened(path, device)
     prepare(found.model, DecodingConfig())
     renderer = renderer_for(found.tokenizer, template=found.extras.chat_template)
     doubt = None
@@ -84,7 +79,14 @@ def open_chat(path: Path | str, *, device: str = "auto", system: str | None = No
             " format (docs/sft.md shows how to train one)"
         )
     engine = Engine(found.model, found.tokenizer, stop_ids=found.extras.stop_ids)
-    return Chat(engine, renderer, system=system, stop_ids=found.extras.stop_ids), doubt
+    return Chat(engine, renderer, system=system), doubt
+
+
+def _opened(path: Path | str, device: str) -> ModelFolder:
+    folder, where = find_model(Path(path)), pick_device(device)
+    if is_adapter(folder):
+        return load_merged(folder, device=where)
+    return load_model(folder, device=where, reduced="take")
 
 
 def load_merged(folder: Path, *, base: Path | None = None, device: torch.device | str = "cpu") -> ModelFolder:

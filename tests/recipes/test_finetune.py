@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from conftest import write_corpus
-from runs import TIMED
+from runs import TIMED, of_type, spikes_at
 from safetensors.torch import load_file
 
 from cyberslm import files
@@ -22,12 +22,14 @@ from cyberslm.checkpoint.steps import list_steps, step_folder
 from cyberslm.errors import ConfigError
 from cyberslm.generation.engine import Engine
 from cyberslm.recipes.check import check
+from cyberslm.recipes.estimate import needed_memory
 from cyberslm.recipes.evaluate import evaluate
 from cyberslm.recipes.finetune import FinetuneRun, kept_run, load_any, load_finetune
 from cyberslm.recipes.merge import merge_adapter
 from cyberslm.recipes.origin import moving, origin_of
 from cyberslm.recipes.train import run_training
 from cyberslm.recipes.use import load
+from cyberslm.training.distributed import Dist
 from cyberslm.training.trackers import read_metrics
 
 LORA = {"rank": 4, "alpha": 8, "dropout": 0.1}
@@ -174,7 +176,7 @@ def test_another_base_is_refused(make: Make, trained: Path, tmp_path: Path) -> N
 
 
 def test_replay_gives_its_share_and_is_validated_beside_the_runs_own_text(make: Make) -> None:
-    path = make({"replay": {"path": "general", "weight": 0.25}, "train.max_steps": 12})
+    path = make({"replay": {"path": "general", "weight": 0.25}, "eval.max_rows": 2})
     run = tune(path)
     log = (run / "train.log").read_text()
     shares = [float(line.rpartition(", ")[2].split("%")[0]) for line in log.splitlines() if line.startswith("mixture")]
@@ -262,6 +264,41 @@ def test_only_new_rows_can_be_trained(make: Make, trained: Path) -> None:
     assert all(torch.equal(after[name], before[name]) for name in after)
 
 
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_run_goes_back_at_a_spike_to_its_own_weights(
+    make: Make, monkeypatch: pytest.MonkeyPatch, lora: dict | None
+) -> None:
+    spikes_at(monkeypatch, 37)  # after as many steps as a spike is measured against
+    changes = {"train.on_spike": "rollback", "train.ema_decay": 0.5, "train.max_steps": 40}
+    changes |= {"checkpoint.interval": 18, "eval.interval": 18, "eval.max_rows": 2}
+    run = tune(make(changes | ({"lora": lora} if lora else {})))
+    assert [(record["spike"], record["step"]) for record in of_type(run, "rollback")] == [(37, 37)]
+    assert [record["step"] for record in of_type(run, "train")] == list(range(1, 41))
+    assert all(record["loss"] < 10 for record in of_type(run, "train"))
+
+
+def test_recomputed_blocks_give_the_same_weights(make: Make) -> None:
+    lora = {"rank": 4}  # dropout would be drawn again
+    first = tune(make({"lora": lora}))
+    second = tune(make({"lora": lora, "train.activation_checkpointing": True}, name="again"))
+    wanted = load_file(first / "final" / "model.safetensors")
+    for name, weight in load_file(second / "final" / "model.safetensors").items():
+        torch.testing.assert_close(weight, wanted[name], atol=1e-5, rtol=1e-4)
+
+
+def test_memory_is_a_part_of_what_training_all_weights_takes(make: Make) -> None:
+    full, adapted = (
+        needed_memory(load_finetune(make(changes)).value, Dist())
+        for changes in ({"device": "cpu"}, {"device": "cpu", "lora": LORA | {"base_precision": "bf16"}})
+    )
+    trained = moving(load_finetune(make({"lora": LORA})).value).trained
+    assert adapted.optimizer == 8 * trained
+    assert adapted.gradients == 4 * trained
+    assert full.optimizer > 5 * adapted.optimizer
+    assert adapted.weights < full.weights
+    assert adapted.activations < full.activations
+
+
 def test_learning_rate_is_warmed_up_again_from_zero(make: Make) -> None:
     run = tune(make())
     rates = [r["lr"] for r in read_metrics(run / "metrics.jsonl") if r["type"] == "train"]
@@ -310,6 +347,10 @@ def test_resolved_configuration_runs_as_it_is(make: Make) -> None:
         ({"replay": {"path": "general", "weight": 1.0}}, "weight must be above 0 and below 1"),
         ({"replay": {"path": "general", "validation": "general"}}, "replay.validation is given, so name the domain's"),
         ({"extend_vocab": {}}, "tokens is empty and file is null"),
+        (
+            {"extend_vocab": {"tokens": ["statement"]}, "lora": LORA, "optimizer": {"weight_decay": 0.1}},
+            "optimizer.weight_decay would move the old rows",
+        ),
         ({"extend_vocab": {"tokens": ["ab", "ab"]}}, "extend_vocab: 'ab' is there twice"),
     ],
 )
