@@ -25,12 +25,11 @@ from cyberslm import files
 from cyberslm.checkpoint.folder import (
     TrainingFiles,
     read_json,
-    refuse_not_finite,
     write_json,
     write_training,
-    write_whole,
 )
 from cyberslm.checkpoint.hf import HEAD, PREFIX, disk_name
+from cyberslm.checkpoint.tensors import Kind, write_tensors
 from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.model.lora import MARK, TARGETS, LoraConfig, adapters, add_adapters
 from cyberslm.model.model import CyberSLM
@@ -96,11 +95,13 @@ def save_adapter(
     Raises `StorageError` when it can't be written, `IntegrityError` when a weight is not finite; what was there stays.
     """
     tensors = {_peft_name(name): tensor for name, tensor in trained_tensors(model).items()}
-    refuse_not_finite(tensors, target)
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise IntegrityError(f"weight {name} is not finite: the adapter was not saved to {target}")
 
     def fill(staging: Path) -> dict[str, object]:
         write_json(staging / CONFIG, peft_config(model, config, base=base))
-        write_whole(staging / WEIGHTS, tensors)
+        write_tensors(staging / WEIGHTS, {name: Kind.of(each) for name, each in tensors.items()}, tensors.__getitem__)
         if training is not None:
             write_training(staging, training)
         return {"kind": KIND, **fields}
@@ -157,6 +158,11 @@ def load_adapter(folder: Path | str) -> Adapter:
     config = _lora_config(settings, tensors, where=str(path / CONFIG))
     base, digest = settings.get("base_model_name_or_path"), manifest.get("base_sha256")
     return Adapter(config, tensors, str(base) if base else None, None if digest is None else str(digest))
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter, ours or PEFT's, and no model."""
+    return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
 def verify_adapter(folder: Path) -> dict:

@@ -237,23 +237,13 @@ def _model_of(config: CyberSLMConfig, archive: safe_open, path: Path) -> CyberSL
     return model
 
 
-def refuse_not_finite(weights: Mapping[str, Tensor], target: Path) -> None:
-    for name, weight in weights.items():
-        if not bool(torch.isfinite(weight).all()):
-            raise IntegrityError(f"weight {name} is not finite: the model was not saved to {target}")
-
-
 def write_training(staging: Path, training: TrainingFiles) -> None:
     """The training part of a step folder."""
     (staging / "training").mkdir()
-    write_whole(staging / OPTIMIZER, training.tensors)
+    tensors = training.tensors
+    write_tensors(staging / OPTIMIZER, {name: Kind.of(each) for name, each in tensors.items()}, tensors.__getitem__)
     write_json(staging / STATE, training.state)
 
 
 def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=False) + "\n", encoding="utf-8")
-
-
-def write_whole(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Tensors that are in memory. Raises `StorageError` when they don't fit on the disk."""
-    write_tensors(path, {name: Kind.of(tensor) for name, tensor in tensors.items()}, tensors.__getitem__)

@@ -14,7 +14,7 @@ is asked for: a checkpoint needs only the step.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -95,6 +95,8 @@ class RowLoader:
     mixture: Mapping[int, float] = field(default_factory=dict)
     mixture_unit: MixtureUnit = "share"
     ramp: Sequence[tuple[int, int]] = ()
+    by_source: bool = False
+    """No row goes from one source into the next, as with a mixture."""
 
     def __post_init__(self) -> None:
         if self.seq_len < 1 or self.batch_rows < 1:
@@ -158,20 +160,36 @@ class RowLoader:
         """The whole batch of a step, with its documents numbered even where they are not isolated: to look at."""
         return self._read(self._order(self.first_row(step), self.first_row(step + 1)), docs=True)
 
-    def sequential(self, batch_rows: int, *, limit: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+    def sequential(
+        self,
+        batch_rows: int,
+        *,
+        limit: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        sources: Collection[int] | None = None,
+    ) -> Iterator[Batch]:
         """Every row once, in the order of the text; the last batch may have fewer rows. Ranks take batches in turn.
 
         With a ``limit`` below the number of rows, that many, spread evenly, whatever the size of a batch. A mixture
-        doesn't count here.
+        doesn't count here. Only rows of the ``sources``, by number, if they are given and rows are apart by source.
         """
         if batch_rows < 1 or limit < 0 or not 0 <= rank < world:
             raise InputError(f"no batches of {batch_rows} rows, limit {limit}, for rank {rank} of {world}")
-        total = self._row_ends[-1]
+        rows = self._rows_of(sources)
+        total = sum(map(len, rows))
         count = min(limit or total, total)
         for first in range(rank * batch_rows, count, batch_rows * world):
             last = min(first + batch_rows, count)
-            pairs = [self._place(index * total // count) for index in range(first, last)]
+            pairs = [self._place(_nth(rows, index * total // count)) for index in range(first, last)]
             yield self._read(pairs, docs=self.isolate, sources=len(self.store.sources) > 1)
+
+    def _rows_of(self, sources: Collection[int] | None) -> list[range]:
+        if sources is None:
+            return [range(self._row_ends[-1])]
+        begins = [0, *self._row_ends]
+        groups = enumerate(self.store.sources)
+        return [range(begins[at], begins[at + 1]) for at, source in groups if source.source in sources]
 
     @cached_property
     def _groups(self) -> tuple[Rows, ...]:
@@ -180,7 +198,7 @@ class RowLoader:
                 PackedRows(self.store, source, self.seq_len, isolated=self.isolate, together=1 + self.pairs)
                 for source in self.store.sources
             )
-        if self.mixture:
+        if self.mixture or self.by_source:
             return tuple(CutRows(each.first_token, each.end_token, self.seq_len) for each in self.store.sources)
         return (CutRows(0, self.store.num_tokens, self.seq_len),)
 
@@ -275,3 +293,12 @@ class RowLoader:
         ends = np.array([source.end_token for source in sources])
         targets = np.minimum(np.arange(start, stop) + 1, self.store.num_tokens - 1)
         return np.array([source.source for source in sources])[np.searchsorted(ends, targets, "right")]
+
+
+def _nth(ranges: Sequence[range], index: int) -> int:
+    """The number at place ``index`` of the ranges one after the other."""
+    for numbers in ranges:
+        if index < len(numbers):
+            return numbers[index]
+        index -= len(numbers)
+    raise IndexError(index)

@@ -27,7 +27,7 @@ from cyberslm.data.store import TokenStore
 from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.recipes.config import TrainRun
-from cyberslm.recipes.finetune import FinetuneRun
+from cyberslm.recipes.finetune import FinetuneRun, replayed
 from cyberslm.recipes.replay import mixture_of
 from cyberslm.recipes.tokenizer import Say, make_tokenizer, tokenizer_settings
 from cyberslm.recipes.vocabulary import write_extended
@@ -177,6 +177,7 @@ def row_loader(
         mixture=mixture,
         mixture_unit=unit,
         ramp=run.train.batch_ramp,
+        by_source=replayed(run) is not None,
     )
 
 

@@ -28,6 +28,7 @@ from cyberslm.recipes.finetune import FinetuneRun, has_adapters
 from cyberslm.recipes.folder import free_bytes, space_needed
 from cyberslm.recipes.machine import autocast, products
 from cyberslm.recipes.origin import Origin, moving
+from cyberslm.recipes.replay import validated_apart
 from cyberslm.training import hardware
 from cyberslm.training.config import NO_LIMIT
 from cyberslm.training.distributed import Dist
@@ -173,7 +174,8 @@ def _validation_seconds(run: TrainRun, prepared: Prepared, model: CyberSLM, auto
             started = time.perf_counter()
             measure(model, [batch], bytes_per_id(prepared.tokenizer))
             spent.append(time.perf_counter() - started)
-    total = min(run.eval.max_rows or loader.rows_per_epoch, loader.rows_per_epoch)
+    apart = len(validated_apart(run, prepared))
+    total = min(apart * run.eval.max_rows or loader.rows_per_epoch, loader.rows_per_epoch)
     return spent[-1] * total / batch.input_ids.shape[0]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from cyberslm import files
+from cyberslm.checkpoint.adapter import is_adapter
 from cyberslm.checkpoint.folder import read_config
 from cyberslm.config import Loaded, PathStr, differences, load, top_keys
 from cyberslm.data.config import DataConfig
@@ -195,9 +196,14 @@ class FinetuneRun(TrainRun):
     @property
     def base_folder(self) -> Path:
         try:
-            return find_model(Path(self.base))
+            found = find_model(Path(self.base))
         except CyberSLMError as error:
             raise ConfigError(f"base: {error}") from error
+        if found.resolve().is_relative_to(self.folder.resolve()):
+            raise ConfigError(f"base: {self.base} lies in out_dir, which this run is to fill: choose another out_dir")
+        if is_adapter(found):
+            raise ConfigError(f"base: {found} is an adapter: make a model of it first with  cyberslm merge")
+        return found
 
     @property
     def base_sha256(self) -> str:

@@ -25,7 +25,7 @@ from cyberslm.recipes.interrupts import Interrupts
 from cyberslm.recipes.machine import autocast, package_version, products
 from cyberslm.recipes.origin import Origin
 from cyberslm.recipes.preferences import objective_of, reference_for, trained_rows
-from cyberslm.recipes.replay import deciding, naming
+from cyberslm.recipes.replay import deciding, naming, validated_apart
 from cyberslm.text.tokenizer import Tokenizer
 from cyberslm.training.distributed import Dist
 from cyberslm.training.elsewhere import open_trackers
@@ -135,7 +135,7 @@ class RunHooks:
 
     def measure_base(self) -> None:
         """Score a base before the first step, so that what training did to it can be told."""
-        if not self.origin.fields or (score := self._score(self.model)) is None:
+        if not self.origin.fields or (score := self._score(whole_model(self.model))) is None:
             return
         self.before = _figures(score)
         judged = score.ranking or {"perplexity": score.perplexity}
@@ -149,10 +149,12 @@ class RunHooks:
         store = self.prepared.validation
         loader = row_loader(self.run, self.prepared, store, reference=reference_for(self.run, self.prepared, store))
         rows, limit = self.run.train.micro_batch_size, self.run.eval.max_rows
-        batches = loader.sequential(rows, limit=limit, rank=self.dist.rank, world=self.dist.world)
-        with self.autocast():
-            loss, name = objective_of(self.run).loss, naming(self.run, self.prepared)
-            mine = measure(model, batches, self.bytes_per_id, loss, name=name)
+        loss, name, found = objective_of(self.run).loss, naming(self.run, self.prepared), []
+        for part in validated_apart(self.run, self.prepared):
+            batches = loader.sequential(rows, limit=limit, rank=self.dist.rank, world=self.dist.world, sources=part)
+            with self.autocast():
+                found.append(measure(model, batches, self.bytes_per_id, loss, name=name))
+        mine = join(found)
         return deciding(join(Score.from_json(part) for part in self.dist.gather(mine.to_json())))
 
     @contextmanager

@@ -40,6 +40,16 @@ def mixture_of(run: TrainRun, prepared: Prepared) -> tuple[dict[int, float], Mix
     return {source: tokens / held[source] for source, tokens in wanted.items()}, "epochs"
 
 
+def validated_apart(run: TrainRun, prepared: Prepared) -> list[frozenset[int] | None]:
+    """The sources, by number, that are validated on rows of their own; None: all of them together."""
+    if replayed(run) is None or prepared.validation is None:
+        return [None]
+    name = naming(run, prepared)
+    numbers = [each.source for each in prepared.validation.sources]
+    parts = [frozenset(number for number in numbers if name(number) == part) for part in (DOMAIN, GENERAL)]
+    return [part for part in parts if part]
+
+
 def naming(run: TrainRun, prepared: Prepared) -> Callable[[int], str]:
     """The name under which each source of the validation split is scored."""
     if replayed(run) is None:
