@@ -149,8 +149,7 @@ class RunHooks:
         store = self.prepared.validation
         loader = row_loader(self.run, self.prepared, store, reference=reference_for(self.run, self.prepared, store))
         rows, limit = self.run.train.micro_batch_size, self.run.eval.max_rows
-        found, name = [], naming(self.run, self.prepared)
-        loss = objective_of(self.run).loss
+        loss, name, found = objective_of(self.run).loss, naming(self.run, self.prepared), []
         for part in validated_apart(self.run, self.prepared):
             batches = loader.sequential(rows, limit=limit, rank=self.dist.rank, world=self.dist.world, sources=part)
             with self.autocast():

@@ -126,6 +126,7 @@ class FromBase:
     def __init__(self, run: FinetuneRun) -> None:
         self._run = run
         self.fields: dict[str, object] = {"base_sha256": run.base_sha256}
+        self._extras = load_extras(run.base_folder, run.model)
 
     def outline(self, device: torch.device | str = "meta") -> CyberSLM:
         return self._prepared(CyberSLM(self._run.model, seed=self._run.seed, device=device))
@@ -156,7 +157,7 @@ class FromBase:
             save_adapter(target, model, self._run.lora, fields, base=base, training=training)
 
     def extras(self, tokenizer: Tokenizer) -> Extras:
-        return extras_of(self._run, tokenizer, load_extras(self._run.base_folder, self._run.model))
+        return extras_of(self._run, tokenizer, self._extras)
 
     def whole(self, folder: Path) -> CyberSLM:
         if self._run.lora is None:
