@@ -10,12 +10,15 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 import torch
 
 from cyberslm.errors import ConfigError
-from cyberslm.recipes.config import TrainRun
 from cyberslm.training.limits import auto_precision
+
+if TYPE_CHECKING:
+    from cyberslm.recipes.config import TrainRun
 
 PACKAGES = ("cyberslm", "torch", "sentencepiece", "safetensors", "numpy")
 
