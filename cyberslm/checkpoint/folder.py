@@ -162,12 +162,11 @@ def load_model(
     try:
         with safe_open(path / WEIGHTS, framework="pt", device=str(torch.device(device))) as archive:
             model = _model_of(config, precision, archive, path / WEIGHTS)
-            weights = {name: archive.get_tensor(disk_name(name)) for name in model.state_dict()}
+            weights = {name: archive.get_tensor(disk_name(name)) for name in model.state_dict(keep_vars=True)}
     except (SafetensorError, OSError) as error:
         raise IntegrityError(f"{path / WEIGHTS} can't be read: {error}") from error
     model.load_state_dict(weights, strict=True, assign=True)
-    model.rope.to_empty(device=device)
-    model.rope.reset()
+    model.rope.allocate(device)
     return ModelFolder(model.eval(), load_tokenizer(path), manifest, load_extras(path, config))
 
 
@@ -235,8 +234,8 @@ def read_text(path: Path) -> str:
 
 
 def _tensors(model: CyberSLM) -> dict[str, Tensor]:
-    """What is saved of a model, by its name on disk."""
-    return {disk_name(name): tensor.detach() for name, tensor in model.state_dict().items()}
+    """What is saved of a model, by its name on disk. Detaching on the meta device would import torch's compiler."""
+    return {disk_name(name): tensor for name, tensor in model.state_dict(keep_vars=True).items()}
 
 
 def _model_of(config: CyberSLMConfig, precision: Precision, archive: safe_open, path: Path) -> CyberSLM:

@@ -10,14 +10,17 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 import torch
 
 from cyberslm.errors import ConfigError
-from cyberslm.recipes.config import TrainRun
 from cyberslm.training.distributed import place
 from cyberslm.training.limits import auto_precision
 from cyberslm.training.loss_scale import LossScale
+
+if TYPE_CHECKING:
+    from cyberslm.recipes.config import TrainRun
 
 PRODUCTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PACKAGES = ("cyberslm", "torch", "sentencepiece", "safetensors", "numpy")
