@@ -12,7 +12,7 @@ import pytest
 from cyberslm import files
 from cyberslm.checkpoint.steps import list_steps
 from cyberslm.data.loader import RowLoader
-from cyberslm.recipes import train as recipe
+from cyberslm.recipes import preferences as objectives
 from cyberslm.recipes.config import load_run
 from cyberslm.recipes.train import run_training
 from cyberslm.training.loss import Score
@@ -63,7 +63,7 @@ def slow(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 def spikes_at(monkeypatch: pytest.MonkeyPatch, *data_steps: int) -> None:
     """Multiply the loss of the rows that step ``n`` of the data has, whenever they come."""
-    real, batch = recipe.next_token_loss, RowLoader.batch
+    real, batch = objectives.next_token_loss, RowLoader.batch
     now: list[int] = [0]
 
     def watched(self: RowLoader, step: int, **place: int) -> object:
@@ -75,4 +75,4 @@ def spikes_at(monkeypatch: pytest.MonkeyPatch, *data_steps: int) -> None:
         return output._replace(loss_sum=output.loss_sum * 4) if now[0] in data_steps else output
 
     monkeypatch.setattr(RowLoader, "batch", watched)
-    monkeypatch.setattr(recipe, "next_token_loss", loss)
+    monkeypatch.setattr(objectives, "next_token_loss", loss)

@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,8 +51,9 @@ class Calibrated:
             )
         yield f"{self.raw.examples:,} labelled records; always giving the commonest label: {self.raw.commonest:.3f}"
         yield "abstain below  answered  accuracy"
-        for kept, next_one in pairwise((*self.fitted.abstention, None)):
-            if next_one is not None and next_one.share == kept.share:
+        curve = self.fitted.abstention
+        for kept, later in zip(curve, (*curve[1:], None), strict=True):
+            if later is not None and later.share == kept.share:
                 continue
             accuracy = "-" if kept.accuracy is None else f"{kept.accuracy:.3f}"
             yield f"{kept.threshold:13.2f}{kept.share:10.3f}{accuracy:>10}"
