@@ -349,9 +349,9 @@ def test_sigusr1_saves_and_the_run_goes_on_to_the_same_bits(make_run: MakeRun, t
 
 
 def test_sigusr1_while_saving_asks_for_another_save(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cyberslm.recipes import hooks
+    from cyberslm.recipes import origin
 
-    real: Callable = hooks.save_model
+    real: Callable = origin.save_model
     before = signal.getsignal(signal.SIGUSR1)
     calls = []
 
@@ -361,7 +361,7 @@ def test_sigusr1_while_saving_asks_for_another_save(make_run: MakeRun, monkeypat
             os.kill(os.getpid(), signal.SIGUSR1)
         real(*args)
 
-    monkeypatch.setattr(hooks, "save_model", save)
+    monkeypatch.setattr(origin, "save_model", save)
     path = make_run({"train.max_steps": 12})
     train(path)
     log = (path.parent / "run" / "train.log").read_text()
