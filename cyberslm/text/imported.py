@@ -35,7 +35,7 @@ class HuggingFaceTokenizer:
         if add_bos and "bos_token" not in model.names:
             raise TokenizerError("it has no <bos>: leave out add_bos, or set it to false")
         model = with_bos_rule(model, add_bos=model.add_bos if add_bos is None else add_bos)
-        self._read = model
+        self.model = model
         self._library = _library_tokenizer(model)
         self.add_bos = model.add_bos
         self.losses = model.losses
@@ -91,16 +91,16 @@ class HuggingFaceTokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """UTF-8 bytes that an id stands for; empty for a control id and an id without a piece."""
-        return self._read.table[checked_id(token, self.vocab_size)]
+        return self.model.table[checked_id(token, self.vocab_size)]
 
     def piece(self, token: int) -> str:
         """The vocabulary entry of an id, as the file spells it."""
-        return self._read.pieces[checked_id(token, self.vocab_size)]
+        return self.model.pieces[checked_id(token, self.vocab_size)]
 
     def save(self, folder: str | Path) -> None:
         """Write ``tokenizer.json`` and its two settings files into a folder, made when missing. Raises StorageError."""
-        settings = hf.settings_files(self._read.names, add_bos=self.add_bos, lossless=not self.losses)
-        contents = {hf.JSON_FILE: self._read.content, **{name: text.encode() for name, text in settings.items()}}
+        settings = hf.settings_files(self.model.names, add_bos=self.add_bos, lossless=not self.losses)
+        contents = {hf.JSON_FILE: self.model.content, **{name: text.encode() for name, text in settings.items()}}
         save_files(folder, contents)
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:

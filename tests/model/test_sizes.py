@@ -93,3 +93,10 @@ def test_operations_of_training_count_the_keys_that_are_seen(window: object) -> 
     hidden = config.num_layers * length**2 - seen
     products = 2 * config.num_heads * (config.key_size + config.head_size)  # of a query with a key, and with its value
     assert trained_flops_per_token(config) == pytest.approx(whole - 3 * products * hidden / length)
+
+
+def test_frozen_base_saves_the_products_of_its_gradients_alone() -> None:
+    config = CyberSLMConfig(sliding_window=64)
+    saved = trained_flops_per_token(config) - trained_flops_per_token(config, frozen=True)
+    matrices = config.num_parameters - (2 * config.num_layers + 1) * config.hidden_dim  # norms are no products
+    assert saved == 2 * matrices

@@ -73,7 +73,7 @@ class Folding(SentencePieceTokenizer):
 
 
 def test_what_does_not_come_back_is_counted_and_named(tokenizer: SentencePieceTokenizer) -> None:
-    folding = Folding(tokenizer._model)
+    folding = Folding(tokenizer.content)
     report = measure("f", folding, {"a": ["plain", "two  spaces", "caf\u00e9"]})
     assert report.sources["a"].not_restored == 2
     assert "'  two'" in report.probes_not_restored
