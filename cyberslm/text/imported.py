@@ -91,16 +91,16 @@ class HuggingFaceTokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """UTF-8 bytes that an id stands for; empty for a control id and an id without a piece."""
-        return self.model.table[checked_id(token, self.vocab_size)]
+        return self._read.table[checked_id(token, self.vocab_size)]
 
     def piece(self, token: int) -> str:
         """The vocabulary entry of an id, as the file spells it."""
-        return self.model.pieces[checked_id(token, self.vocab_size)]
+        return self._read.pieces[checked_id(token, self.vocab_size)]
 
     def save(self, folder: str | Path) -> None:
         """Write ``tokenizer.json`` and its two settings files into a folder, made when missing. Raises StorageError."""
-        settings = hf.settings_files(self.model.names, add_bos=self.add_bos, lossless=not self.losses)
-        contents = {hf.JSON_FILE: self.model.content, **{name: text.encode() for name, text in settings.items()}}
+        settings = hf.settings_files(self._read.names, add_bos=self.add_bos, lossless=not self.losses)
+        contents = {hf.JSON_FILE: self._read.content, **{name: text.encode() for name, text in settings.items()}}
         save_files(folder, contents)
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
