@@ -36,6 +36,7 @@ class HuggingFaceTokenizer:
             raise TokenizerError("it has no <bos>: leave out add_bos, or set it to false")
         model = with_bos_rule(model, add_bos=model.add_bos if add_bos is None else add_bos)
         self.model = model
+        """What the file says."""
         self._library = _library_tokenizer(model)
         self.add_bos = model.add_bos
         self.losses = model.losses
@@ -58,11 +59,6 @@ class HuggingFaceTokenizer:
             return cls(read_json(content, _settings(path.parent)), add_bos=add_bos, lossless=lossless)
         except TokenizerError as error:
             raise TokenizerError(f"{path}: {error}") from error
-
-    @property
-    def model(self) -> ImportedModel:
-        """What the file says."""
-        return self._read
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text, ``<bos>`` first when the tokenizer adds it; lone surrogates count as U+FFFD."""
@@ -91,16 +87,16 @@ class HuggingFaceTokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """UTF-8 bytes that an id stands for; empty for a control id and an id without a piece."""
-        return self._read.table[checked_id(token, self.vocab_size)]
+        return self.model.table[checked_id(token, self.vocab_size)]
 
     def piece(self, token: int) -> str:
         """The vocabulary entry of an id, as the file spells it."""
-        return self._read.pieces[checked_id(token, self.vocab_size)]
+        return self.model.pieces[checked_id(token, self.vocab_size)]
 
     def save(self, folder: str | Path) -> None:
         """Write ``tokenizer.json`` and its two settings files into a folder, made when missing. Raises StorageError."""
-        settings = hf.settings_files(self._read.names, add_bos=self.add_bos, lossless=not self.losses)
-        contents = {hf.JSON_FILE: self._read.content, **{name: text.encode() for name, text in settings.items()}}
+        settings = hf.settings_files(self.model.names, add_bos=self.add_bos, lossless=not self.losses)
+        contents = {hf.JSON_FILE: self.model.content, **{name: text.encode() for name, text in settings.items()}}
         save_files(folder, contents)
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
