@@ -1,9 +1,10 @@
 // Products of a matrix, kept in few bits or many, with the rows of a batch.
 //
 // Few rows lie one behind the other and are taken row by row (`dots`): then reading the weights is what takes the time,
-// so that they are asked for in advance. Many lie side by side in the lanes of a vector (`lanes`), and a weight that was
-// widened serves all of them. Sums are fp32. With many rows and bf16 or int8 weights, processors that multiply pairs of
-// bf16 do so where a buffer for it is given: the numbers of the rows then are rounded to bf16 too, as torch does in bf16.
+// so that they are asked for in advance. Many lie side by side in the lanes of a vector (`lanes`), and a weight that
+// was widened serves all of them. Sums are fp32. With many rows and bf16 or int8 weights, processors that multiply pairs
+// of bf16 do so; on those, what meets such weights is rounded to bf16 first (`round_rows`), with few rows too, so that a
+// row has the same numbers alone as in company, but for the order of sums.
 
 #pragma once
 
@@ -284,14 +285,12 @@ void products(const Matrix& m, int64_t first, int64_t last, const Rows& x, const
         return;
     }
     constexpr bool by_pairs = HAS_PAIRS && (kind == BF16 || kind == INT8);
-    if (by_pairs && pairs) pair_up(x, m.columns, pairs);
+    if (by_pairs) pair_up(x, m.columns, pairs);
     const auto block = [&](auto width, auto vectors, int64_t b) {
         if constexpr (by_pairs)
-            if (pairs) {
-                all_pair_lanes<kind, width, vectors>(m, first, last, pairs, x.step, b, out);
-                return width * vectors;
-            }
-        all_lanes<kind, width, vectors>(m, first, last, x, b, out);
+            all_pair_lanes<kind, width, vectors>(m, first, last, pairs, x.step, b, out);
+        else
+            all_lanes<kind, width, vectors>(m, first, last, x, b, out);
         return width * vectors;
     };
     for (int64_t b = 0; b < x.step;) {
@@ -313,6 +312,14 @@ struct Share {  // the part of [0, count) that falls to this thread
         last = count * (me + 1) / team;
     }
 };
+
+inline bool takes_rounded(const Matrix& m) { return HAS_PAIRS && (m.kind == BF16 || m.kind == INT8); }
+
+// `count` numbers to bf16, if m takes them so.
+inline void round_rows(const Matrix& m, float* x, int64_t count) {
+    if (!takes_rounded(m)) return;
+    for (int64_t i = 0; i < count; ++i) x[i] = widen(narrow(x[i]));
+}
 
 // This thread's share of the weight rows of m times x.
 void multiply(const Matrix& m, const Rows& x, const Out& out, uint32_t* pairs) {

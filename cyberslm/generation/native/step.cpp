@@ -91,11 +91,17 @@ void normalise_lanes(const Norm& norm, const float* x, int64_t width, int64_t st
     }
 }
 
-void normalise(const Norm& norm, const Rows& x, int64_t count, int64_t width, const Rows& out) {
+// For the products with m.
+void normalise(const Norm& norm, const Rows& x, int64_t count, int64_t width, const Rows& out, const Matrix& m) {
     if (x.step == 1)
-        for (int64_t b = 0; b < count; ++b) normalise(norm, x.at + b * x.stride, width, out.at + b * out.stride);
-    else
+        for (int64_t b = 0; b < count; ++b) {
+            normalise(norm, x.at + b * x.stride, width, out.at + b * out.stride);
+            round_rows(m, out.at + b * out.stride, width);
+        }
+    else {
         for (int64_t b = 0; b < x.step; b += 8) normalise_lanes(norm, x.at + b, width, x.step, out.at + b);
+        round_rows(m, out.at, width * x.step);
+    }
 }
 
 void rotate(float* x, const float* cos, const float* sin, int64_t width, bool interleaved) {
@@ -255,6 +261,7 @@ void attention(const Network& net, const Layer& layer, const Step& step, const H
         for (int64_t h = head * group; h < (head + 1) * group; ++h) {
             turned(s.q, h, layer.q_norm);
             attend(net, one, keys, values, low, place + 1, s.scores, mixed);
+            round_rows(layer.o, mixed, Ev);
             for (int64_t i = 0; i < Ev; ++i) s.mixed.at[(h * Ev + i) * s.mixed.step + b * s.mixed.stride] = mixed[i];
         }
     };
@@ -299,12 +306,14 @@ void feed_forward(const Network& net, const Layer& layer, const Rows& x, int64_t
         alignas(64) float rest[2][LANES];
         const int64_t whole = size / LANES * LANES, odd = size - whole;
         activate(inner.at + from, gated ? s.gate.at + from : nullptr, whole, net.activation);
+        round_rows(layer.down, inner.at + from, whole);
         if (!odd) continue;
         for (int64_t i = 0; i < LANES; ++i) {
             rest[0][i] = i < odd ? inner.at[from + whole + i] : 0;
             rest[1][i] = i < odd ? s.gate.at[from + whole + i] : 0;
         }
         activate(rest[0], gated ? rest[1] : nullptr, LANES, net.activation);
+        round_rows(layer.down, rest[0], odd);
         for (int64_t i = 0; i < odd; ++i) inner.at[from + whole + i] = rest[0][i];
     }
 }
@@ -313,7 +322,7 @@ void run(const Network& net, const Step& step, const Scratch& s) {
     const int64_t count = step.tokens_fed;
     for (int64_t n = 0; n < net.num_layers; ++n) {
         const Layer& layer = net.layers[n];
-        normalise(layer.before_attention, s.x, count, net.hidden, s.normed);
+        normalise(layer.before_attention, s.x, count, net.hidden, s.normed, layer.q);
         multiply(layer.q, s.normed, {s.q, count, false}, s.pairs);
         multiply(layer.k, s.normed, {s.k, count, false}, s.pairs);
         multiply(layer.v, s.normed, {s.v, count, false}, s.pairs);
@@ -325,13 +334,13 @@ void run(const Network& net, const Step& step, const Scratch& s) {
 #pragma omp barrier
         multiply(layer.o, s.mixed, {s.x, count, true}, s.pairs);
 #pragma omp barrier
-        normalise(layer.before_mlp, s.x, count, net.hidden, s.normed);
+        normalise(layer.before_mlp, s.x, count, net.hidden, s.normed, layer.up);
         feed_forward(net, layer, s.normed, count, s);
 #pragma omp barrier
         multiply(layer.down, s.inner, {s.x, count, true}, s.pairs);
 #pragma omp barrier
     }
-    normalise(net.norm, s.x, count, net.hidden, s.normed);
+    normalise(net.norm, s.x, count, net.hidden, s.normed, net.head);
     const int64_t vocabulary = net.head.rows;
     multiply(net.head, s.normed, {{step.logits, 1, vocabulary}, count, false}, s.pairs);
     if (const float cap = net.softcap; cap) {
@@ -357,7 +366,6 @@ void decode_step(const Network* net, const Step* step) {
     {
         Scratch s;
         layout(*net, step->tokens_fed, step->room, step->scratch, omp_get_thread_num(), &s);
-        if (step->tokens_fed > step->rows) s.pairs = nullptr;  // drafts are judged by the numbers of one token at a time
         const Share share(step->tokens_fed);
         for (int64_t b = share.first; b < share.last; ++b) embed(net->embedding, step->tokens[b], b, s.x);
 #pragma omp barrier
