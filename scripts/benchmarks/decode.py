@@ -195,6 +195,29 @@ def decoding(make: Make, rows: int) -> Figures:
     return {"tokens/s": rows * rate, "peak MiB": _peak(), "% of the bandwidth limit": share}
 
 
+def answering(shape: str, precision: str, temperature: float, lookup: bool) -> Figures:  # noqa: FBT001
+    """By the decoding loop. A random network's greedy text soon goes in circles; what is drawn from it never does."""
+    import torch
+
+    from cyberslm.decoding.draft import Speculation
+    from cyberslm.decoding.loop import decode
+    from cyberslm.decoding.request import Request
+    from cyberslm.decoding.sampling import SamplingParams
+    from cyberslm.generation.config import DecodingConfig
+    from cyberslm.generation.fast import prepare
+
+    model = network(shape)
+    prepare(model, DecodingConfig(precision=precision, fast="on"))  # type: ignore[arg-type]
+    prompt = prompt_of(1, PROMPT)[0].tolist()
+    params = SamplingParams(max_new_tokens=NEW, temperature=temperature, seed=0)
+    speculation = Speculation(lookup=True) if lookup else None
+    with torch.no_grad():
+        once = seconds(
+            lambda: list(decode(model, [Request(prompt, params)], speculation=speculation)), warm_up=1, repeats=3
+        )
+    return {"tokens/s": NEW / once, "peak MiB": _peak()}
+
+
 def prefill(make: Make, length: int) -> Figures:
     import torch
 
@@ -283,6 +306,15 @@ def groups() -> Iterator[tuple[str, Group]]:
                 f"{shape}, prefill {length:,}",
                 Group({name: partial(prefill, make, length) for name, make in makes.items()}, unit="tokens/s"),
             )
+        for precision in ("int8", "fp32"):
+            ways = {
+                f"{kind}, {'lookup' if lookup else 'token by token'}": partial(
+                    answering, shape, precision, temperature, lookup
+                )
+                for kind, temperature in (("greedy", 0.0), ("drawn", 1.0))
+                for lookup in (False, True)
+            }
+            yield f"{shape}, whole answers, {precision}", Group(ways, unit="tokens/s")
     arguments = ("generate", "MATERIAL/model", "--prompt", "a b c d e f g h", "--max-new-tokens", "1")
     first = {
         "dual-attention": partial(first_token, "dual-attention"),

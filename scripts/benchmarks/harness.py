@@ -61,7 +61,7 @@ def main(
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2, help="threads of torch")
-    parser.add_argument("--group", default="", help="beginnings of the titles to measure, with commas between")
+    parser.add_argument("--group", action="append", help="the beginning of titles to measure; repeat for several")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.only is not None:
@@ -79,7 +79,7 @@ def main(
             os.environ[MATERIAL] = folder
             print(make_material(Path(folder)))
         for title, group in groups.items():
-            if title.startswith(tuple(arguments.group.split(","))):
+            if title.startswith(tuple(arguments.group or [""])):
                 _table(title, group.unit, _rounds(title, group, arguments.rounds, arguments.threads))
     print(f"\nload {os.getloadavg()[0]:.1f} at the end")
 
