@@ -333,8 +333,8 @@ def test_a_killed_slice_goes_on(tmp_path, config, byte_tokenizer):
         assert killed(work, at=int(calls * 0.6))
         events: Events = []
         work(progress=lambda *event: events.append(event))  # noqa: B023
-        assert events[0][0] == "parts kept"
-        assert 0 < events[0][1] < events[0][2] == 3
+        _, kept, of = next(event for event in events if event[0] == "parts kept")  # others come as time passes
+        assert 0 < kept < of == 3
         assert content(folder) == content(tmp_path / "slices" / "whole")
         files.remove(tmp_path / "slices" / "whole")
     assert beside(folders[0]) == ["2"]
