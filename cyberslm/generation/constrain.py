@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -80,14 +80,18 @@ class Constraint:
         return cls("grammar", _sized("grammar", lark, MAX_GRAMMAR_CHARS))
 
 
-class Grammars:
-    """Constraints compiled for one tokenizer: its bytes, whether they are escaped, and the prefix of its texts."""
+Encode = Callable[[str], Sequence[int]]
 
-    def __init__(self, vocabulary: Vocabulary, *, eos_id: int, escaped: bool, prefix: bytes) -> None:
+
+class Grammars:
+    """Constraints compiled for one tokenizer: its bytes, how it encodes, whether bytes are escaped, and the prefix of
+    its texts."""
+
+    def __init__(self, vocabulary: Vocabulary, encode: Encode, *, eos_id: int, escaped: bool, prefix: bytes) -> None:
         self._library = _library()
         self._vocabulary, self._eos_id, self._escaped, self._prefix = vocabulary, eos_id, escaped, prefix
         self._tokenizer = self._library.LLTokenizer(
-            _Wrapper(vocabulary, eos_id), n_vocab=len(vocabulary.table), eos_token=eos_id
+            _Wrapper(vocabulary, encode, eos_id), n_vocab=len(vocabulary.table), eos_token=eos_id
         )
         self._limits = self._library.LLParserLimits(**_LIMITS)
         self._words = Words(vocabulary.table, eos_id)
@@ -223,21 +227,27 @@ class GrammarGuide:
 class _Wrapper:
     """The tokenizer in the form in which llguidance takes one: bytes, special ids, and a way to encode.
 
-    Ids without text, and all but the first with the same bytes, pass as special: no grammar lets them come.
+    Ids without text, and all but the first with the same bytes, pass as special: no grammar lets them come. Where only
+    one text can follow, llguidance lets the tokens come that it is encoded to: those that the model has learned.
     """
 
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(self, vocabulary: Vocabulary, eos_id: int) -> None:
+    def __init__(self, vocabulary: Vocabulary, encode: Encode, eos_id: int) -> None:
         self.eos_token_id = eos_id
-        hidden = vocabulary.empty | (_first_of_same(vocabulary.table) != np.arange(len(vocabulary.table)))
+        self._table, self._encode, self._same = vocabulary.table, encode, _first_of_same(vocabulary.table)
+        hidden = vocabulary.empty | (self._same != np.arange(len(vocabulary.table)))
         self.tokens = [b"<%d>" % t if hidden[t] else data for t, data in enumerate(vocabulary.table)]
         self.special_token_ids = np.flatnonzero(hidden).tolist()
         self._words = Words(vocabulary.table, eos_id)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return self._words.spell(text.encode() if isinstance(text, str) else text) or []
+        data = text.encode() if isinstance(text, str) else text
+        ids = self._encode(data.decode("utf-8", "replace"))
+        if b"".join(self._table[token] for token in ids) != data:  # with a prefix, an escape, or half a character
+            return self._words.spell(data) or []
+        return self._same[ids].tolist()
 
 
 def _first_of_same(table: Sequence[bytes]) -> np.ndarray:

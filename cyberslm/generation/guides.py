@@ -8,6 +8,7 @@ it was judged.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
@@ -95,7 +96,11 @@ class Guides:
         if self._grammars is None:
             spelling = self._tokenizer.spelling
             self._grammars = Grammars(
-                self._vocabulary, eos_id=self._tokenizer.eos_id, escaped=spelling.escaped, prefix=spelling.prefix
+                self._vocabulary,
+                partial(self._tokenizer.encode, add_special_tokens=False),
+                eos_id=self._tokenizer.eos_id,
+                escaped=spelling.escaped,
+                prefix=spelling.prefix,
             )
         return self._grammars
 

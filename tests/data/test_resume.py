@@ -330,7 +330,7 @@ def test_a_killed_slice_goes_on(tmp_path, config, byte_tokenizer):
             prepare_slice(config, target, number=number, count=2, progress=progress)
 
         calls = calls_of(lambda: work(target=tmp_path / "slices" / "whole"))  # noqa: B023
-        assert killed(work, at=int(calls * 0.6))
+        assert killed(work, at=int(calls * 0.75))
         events: Events = []
         work(progress=lambda *event: events.append(event))  # noqa: B023
         _, kept, of = next(event for event in events if event[0] == "parts kept")  # others come as time passes
