@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness import Figures, Group, main, material, seconds
+from harness import Figures, Group, main, material, peak_mib, seconds
 
 SHAPES: dict[str, dict[str, Any]] = {
     "33.5 M": {},
@@ -192,7 +192,7 @@ def decoding(make: Make, rows: int) -> Figures:
             tokens = step(tokens)
         rate = (NEW - WARM_UP - 1) / (time.perf_counter() - start)
     share = 100 * made.size * rate / _bandwidth(made.size)
-    return {"tokens/s": rows * rate, "peak MiB": _peak(), "% of the bandwidth limit": share}
+    return {"tokens/s": rows * rate, "peak MiB": peak_mib(), "% of the bandwidth limit": share}
 
 
 def answering(shape: str, precision: str, temperature: float, lookup: bool) -> Figures:  # noqa: FBT001
@@ -215,7 +215,7 @@ def answering(shape: str, precision: str, temperature: float, lookup: bool) -> F
         once = seconds(
             lambda: list(decode(model, [Request(prompt, params)], speculation=speculation)), warm_up=1, repeats=3
         )
-    return {"tokens/s": NEW / once, "peak MiB": _peak()}
+    return {"tokens/s": NEW / once, "peak MiB": peak_mib()}
 
 
 def prefill(make: Make, length: int) -> Figures:
@@ -223,11 +223,7 @@ def prefill(make: Make, length: int) -> Figures:
 
     made, ids = make(), prompt_of(1, length)
     with torch.no_grad():
-        return {"tokens/s": length / seconds(lambda: made.start(ids), warm_up=1, repeats=5), "peak MiB": _peak()}
-
-
-def _peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        return {"tokens/s": length / seconds(lambda: made.start(ids), warm_up=1, repeats=5), "peak MiB": peak_mib()}
 
 
 def _bandwidth(size: int) -> float:

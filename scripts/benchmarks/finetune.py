@@ -8,13 +8,12 @@ memory settings that `cyberslm finetune` makes for itself. Ours are the parts th
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from harness import Figures, Group, main, seconds
+from harness import Figures, Group, main, peak_mib, seconds
 
 ROWS, TOKENS, WARM_UP, REPEATS = 8, 512, 2, 3
 RANK, ALPHA, RATE = 16, 32, 1e-4
@@ -137,7 +136,7 @@ CONTENDERS: dict[str, Callable[[], float]] = {
 
 def measure(work: Callable[[], float]) -> Figures:
     speed = work()
-    return {"tokens/s": speed, "peak MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    return {"tokens/s": speed, "peak MiB": peak_mib()}
 
 
 main(

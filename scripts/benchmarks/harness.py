@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -82,6 +83,12 @@ def main(
             if title.startswith(tuple(arguments.group or [""])):
                 _table(title, group.unit, _rounds(title, group, arguments.rounds, arguments.threads))
     print(f"\nload {os.getloadavg()[0]:.1f} at the end")
+
+
+def peak_mib() -> float:
+    """Most memory that this process has had. (``ru_maxrss`` begins with that of the process which started it.)"""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)[1]) / 1024  # type: ignore[index]
 
 
 def _rounds(title: str, group: Group, rounds: int, threads: int) -> dict[str, list[Figures]]:

@@ -7,12 +7,11 @@ itself. Each contender also reports the peak memory of its process.
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from harness import Figures, Group, main, seconds
+from harness import Figures, Group, main, peak_mib, seconds
 
 SIZES = ((8, 512), (4, 1024))
 
@@ -100,7 +99,7 @@ def measure(contender: Contender, rows: int, tokens: int) -> Figures:
         optimizer.zero_grad(set_to_none=True)
 
     speed = rows * tokens / seconds(step, warm_up=2, repeats=5)
-    return {"tokens/s": speed, "peak MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    return {"tokens/s": speed, "peak MiB": peak_mib()}
 
 
 main(

@@ -109,12 +109,60 @@ inline void ask_for(const Matrix& m, int64_t row, int64_t i, int count) {
     for (int byte = 0; byte < count * BITS<kind> / 8; byte += 64) __builtin_prefetch(at + byte, 0, 4 - level);
 }
 
+template <int W>
+struct Wide {
+    typedef float Vector __attribute__((vector_size(W * 4)));
+};
+
+#ifdef __AVX512BF16__
+constexpr bool HAS_PAIRS = true;
+
+// Many rows of bf16 and int8 weights: two neighbours at once, with the row's numbers rounded to bf16 too.
+inline Floats add_pairs(Floats total, uint32_t weights, const uint32_t* x) {
+    return Floats(_mm512_dpbf16_ps(__m512(total), __m512bh(_mm512_set1_epi32(weights)), load<__m512bh>(x)));
+}
+inline Wide<8>::Vector add_pairs(Wide<8>::Vector total, uint32_t weights, const uint32_t* x) {
+    return Wide<8>::Vector(_mm256_dpbf16_ps(__m256(total), __m256bh(_mm256_set1_epi32(weights)), load<__m256bh>(x)));
+}
+inline void store_pairs(uint32_t* to, Floats first, Floats second) {
+    const __m512bh both = _mm512_cvtne2ps_pbh(__m512(second), __m512(first));
+    std::memcpy(to, &both, sizeof both);
+}
+inline void store_pairs(uint32_t* to, const float* first, const float* second) {  // sixteen from each, interleaved
+    const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(second), _mm512_loadu_ps(first));
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                                           21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(order, __m512i(both)));
+}
+// 2 LANES bf16 weights times as many numbers of one row.
+inline __m512bh two(const float* x) { return _mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + LANES), _mm512_loadu_ps(x)); }
+inline Floats add_products(Floats total, const uint16_t* weights, __m512bh x) {
+    return Floats(_mm512_dpbf16_ps(__m512(total), load<__m512bh>(weights), x));
+}
+#else
+constexpr bool HAS_PAIRS = false;
+inline float two(const float* x) { return *x; }
+inline Floats add_products(Floats total, const uint16_t*, float) { return total; }
+inline Floats add_pairs(Floats total, uint32_t, const uint32_t*) { return total; }
+inline void store_pairs(uint32_t*, Floats, Floats) {}
+inline void store_pairs(uint32_t*, const float*, const float*) {}
+#endif
+
 // Weight rows [row, row + R) times C rows of x, from its row b on.
 template <int kind, int R, int C>
 void dots(const Matrix& m, int64_t row, const Rows& x, int64_t b, const Out& out) {
     Floats totals[R][C] = {};
     const float* from = x.at + b * x.stride;
     int64_t i = 0;
+    if constexpr (HAS_PAIRS && kind == BF16)
+        for (; i + 2 * LANES <= m.columns; i += 2 * LANES) {
+            ask_for<kind, AHEAD, 1>(m, row + R, i * R, R * 2 * LANES);
+            const uint16_t* w = static_cast<const uint16_t*>(m.weight) + row * m.columns + i;
+            for (int c = 0; c < C; ++c) {
+                const auto pairs = two(from + c * x.stride + i);
+                for (int r = 0; r < R; ++r) totals[r][c] = add_products(totals[r][c], w + r * m.columns, pairs);
+            }
+        }
     for (; i + LANES <= m.columns; i += LANES) {
         Floats w[R];
         for (int r = 0; r < R; ++r) w[r] = weights<kind>(m, row + r, i);
@@ -143,11 +191,6 @@ void all_dots(const Matrix& m, int64_t first, int64_t last, const Rows& x, int64
 }
 
 template <int W>
-struct Wide {
-    typedef float Vector __attribute__((vector_size(W * 4)));
-};
-
-template <int W>
 inline void put_lanes(const Matrix& m, int64_t row, int64_t b, typename Wide<W>::Vector total, const Out& out) {
     total = total * scale_of(m, row) + bias_of(m, row);
     for (int lane = 0; lane < W && b + lane < out.count; ++lane) out.put(row, b + lane, total[lane]);
@@ -163,33 +206,6 @@ inline void unpack(const Matrix& m, int64_t row, int64_t i, int64_t count, float
     }
     if (j < count) store(to + j, last_weights<kind>(m, row, i + j));
 }
-
-#ifdef __AVX512BF16__
-constexpr bool HAS_PAIRS = true;
-
-// Many rows of bf16 and int8 weights: two neighbours at once, with the row's numbers rounded to bf16 too.
-inline Floats add_pairs(Floats total, uint32_t weights, const uint32_t* x) {
-    return Floats(_mm512_dpbf16_ps(__m512(total), __m512bh(_mm512_set1_epi32(weights)), load<__m512bh>(x)));
-}
-inline Wide<8>::Vector add_pairs(Wide<8>::Vector total, uint32_t weights, const uint32_t* x) {
-    return Wide<8>::Vector(_mm256_dpbf16_ps(__m256(total), __m256bh(_mm256_set1_epi32(weights)), load<__m256bh>(x)));
-}
-inline void store_pairs(uint32_t* to, Floats first, Floats second) {
-    const __m512bh both = _mm512_cvtne2ps_pbh(__m512(second), __m512(first));
-    std::memcpy(to, &both, sizeof both);
-}
-inline void store_pairs(uint32_t* to, const float* first, const float* second) {  // sixteen from each, interleaved
-    const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(second), _mm512_loadu_ps(first));
-    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
-                                           21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(order, __m512i(both)));
-}
-#else
-constexpr bool HAS_PAIRS = false;
-inline Floats add_pairs(Floats total, uint32_t, const uint32_t*) { return total; }
-inline void store_pairs(uint32_t*, Floats, Floats) {}
-inline void store_pairs(uint32_t*, const float*, const float*) {}
-#endif
 
 template <int kind>
 inline void unpack_pairs(const Matrix& m, int64_t row, int64_t i, int64_t count, uint32_t* to) {
