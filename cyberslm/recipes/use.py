@@ -137,7 +137,7 @@ def quantize(path: Path | str, target: Path | str, *, precision: Literal["bf16",
     if Path(target).exists():
         raise ConfigError(f"{target} exists: name another folder")
     folder = find_model(Path(path))
-    found = load_model(folder)
+    found = load_merged(folder) if is_adapter(folder) else load_model(folder)
     set_precision(found.model, precision)
     kept = {
         key: value for key, value in found.manifest.items() if key not in ("files", "self", "kind", "tokenizer_sha256")

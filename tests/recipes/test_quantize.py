@@ -12,8 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cyberslm import files
+from cyberslm.checkpoint.adapter import save_adapter
 from cyberslm.checkpoint.folder import KIND, WEIGHTS, Extras, load_model, save_model
 from cyberslm.errors import ConfigError, IntegrityError
+from cyberslm.model.lora import LoraConfig, add_adapters
 from cyberslm.model.quantised import precision_of, set_precision
 from cyberslm.recipes.evaluate import evaluate
 from cyberslm.recipes.use import load, quantize
@@ -130,3 +132,14 @@ def test_a_folder_that_is_there_is_not_replaced(trained: Path, tmp_path: Path) -
     with pytest.raises(ConfigError, match="model exists: name another folder"):
         quantize(tmp_path / "model", tmp_path / "model")
     assert precision_of(load_model(tmp_path / "model").model) == "fp32"
+
+
+def test_an_adapter_is_reduced_with_its_base(trained: Path, tmp_path: Path) -> None:
+    """It is opened by `load` like any model, and was called a folder of the wrong kind here."""
+    base, lora = trained / "run" / "final", LoraConfig(rank=2)
+    found = load_model(base)
+    add_adapters(found.model, lora)
+    save_adapter(tmp_path / "adapter", found.model, lora, {"base_sha256": found.manifest["self"]}, base=str(base))
+    small = load_model(quantize(tmp_path / "adapter", tmp_path / "small"), reduced="take").model.state_dict()
+    of_base = load(base, precision="int8", fast="off").model.state_dict()  # a new adapter changes nothing
+    assert all(torch.equal(small[name], tensor) for name, tensor in of_base.items())
