@@ -109,3 +109,13 @@ def test_a_prompt_larger_than_the_cache_leaves_the_others_there() -> None:
     assert len(prefixes) == 1
     fill(prefixes, [[*SYSTEM, 5]])
     assert prefixes.tokens_saved == 2 * len(SYSTEM)
+
+
+def test_windows_of_rows_that_slide_push_no_prompt_out() -> None:
+    """Each window was kept as if it were a prompt, until nothing else was left."""
+    prefixes = PrefixCache(1 << 20)
+    batch = Batch(MODEL, prefixes=prefixes)
+    batch.join(Request(SYSTEM, SamplingParams(max_new_tokens=200, context="slide")))
+    while len(batch):
+        batch.step()
+    assert len(prefixes) == 1
