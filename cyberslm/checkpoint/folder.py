@@ -188,6 +188,11 @@ def read_config(folder: Path) -> CyberSLMConfig:
     return config_from_json(read_json(folder / "config.json"), where=str(folder / "config.json"))
 
 
+def read_precision(folder: Path) -> Precision:
+    """The same for the bits that its matrices are kept in."""
+    return precision_from_json(read_json(folder / "config.json"), where=str(folder / "config.json"))
+
+
 def load_training(folder: Path) -> TrainingFiles:
     """The training part of a step folder that has been verified."""
     try:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
+from cyberslm.decoding.feed import PREFILL_CHUNK
 from cyberslm.decoding.history import History
 from cyberslm.errors import GenerationError
 
@@ -153,12 +154,16 @@ class DraftModel:
             del self._fed[kept:]
         guess: list[int] = []
         new = self._ids[kept:]
+        for start in range(0, len(new) - 1, PREFILL_CHUNK):
+            part = new[start : min(start + PREFILL_CHUNK, len(new) - 1)]
+            self._model.features(torch.tensor([part], device=self._model.device), cache=self._cache)
+        self._fed += new[:-1]
+        token = new[-1]
         while len(guess) < min(most, room):
-            fed = torch.tensor([new], device=self._model.device)
-            logits = self._model.head(self._model.features(fed, cache=self._cache)[:, -1])
-            self._fed += new
-            new = [int(logits.argmax())]
-            guess += new
+            logits_1V = self._model.next_logits(torch.tensor([token], device=self._model.device), self._cache)
+            self._fed.append(token)
+            token = int(logits_1V.argmax())
+            guess.append(token)
         return guess
 
 

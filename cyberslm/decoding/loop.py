@@ -213,8 +213,9 @@ class Batch:
         for place, row in enumerate(self._rows):
             if row.finish is None:
                 (staying if self._held(place) < self._model.max_seq_len else full).append(place)
-        groups = [[self._rows[place]] for place in full] + self._waiting
-        fed = list(map(self._feed, _alike(groups)))  # first: if it fails, those in the cache are as they were
+        sliding = [[self._rows[place]] for place in full]
+        # first: if it fails, those in the cache are as they were
+        fed = [*map(self._feed, _alike(sliding)), *map(self._feed, _alike(self._waiting))]
         parts = []
         if len(staying) < len(self._rows) and staying and self._cache is not None:
             self._cache.keep(staying)
@@ -242,7 +243,8 @@ class Batch:
             tokens = rows[0].chooser.history.tokens
             texts.append(tokens if len(tokens) <= limit else window(tokens, rows[0].chooser.params.sinks, limit))
         capacities = [min(rows[0].capacity, limit) for rows in groups]
-        logits_BV, cache = prefill_new(self._model, texts, capacities, chunk=self._chunk, prefixes=self._prefixes)
+        prefixes = None if groups[0][0].chooser.history.answer else self._prefixes  # a window never comes again
+        logits_BV, cache = prefill_new(self._model, texts, capacities, chunk=self._chunk, prefixes=prefixes)
         copies = [place for place, rows in enumerate(groups) for _ in rows]
         if len(copies) > len(groups):
             cache.keep(copies)

@@ -56,9 +56,12 @@ class PrefixCache:
         ids = tuple(prompt)
         if len(ids) < LEAST or any(_shared(held, ids) == len(ids) for held in self._held):
             return
+        new = cache.copy_row(row, len(ids), len(ids))
+        if new.num_bytes > self.max_bytes:
+            return
         for held in [held for held in self._held if _shared(held, ids) == len(held)]:
             del self._held[held]
-        self._held[ids] = cache.copy_row(row, len(ids), len(ids))
+        self._held[ids] = new
         while self.num_bytes > self.max_bytes:
             self._held.popitem(last=False)
 

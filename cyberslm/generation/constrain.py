@@ -21,7 +21,7 @@ from torch import Tensor
 
 from cyberslm.errors import ConfigError, GenerationError
 from cyberslm.generation.closing import Admits, Closing, Words
-from cyberslm.generation.schemas import checked
+from cyberslm.generation.schemas import ascii_digits, checked
 from cyberslm.generation.walk import Vocabulary
 from cyberslm.text.codec import ESCAPE, SPACE_MARK
 
@@ -61,8 +61,8 @@ class Constraint:
 
     @classmethod
     def regex(cls, pattern: str) -> Constraint:
-        """Text that a regular expression (Rust's syntax: no look-around, no back-references) matches wholly."""
-        return cls("regex", _sized("regular expression", pattern, MAX_REGEX_CHARS))
+        r"""Text that a regular expression matches wholly: Rust's syntax, no look-around; ``\d`` is 0 to 9."""
+        return cls("regex", ascii_digits(_sized("regular expression", pattern, MAX_REGEX_CHARS)))
 
     @classmethod
     def choice(cls, choices: Iterable[str]) -> Constraint:

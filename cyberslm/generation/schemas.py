@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -88,12 +89,32 @@ def checked(schema: str | Mapping[str, Any]) -> str:
             hint = f"did you mean {near[0]!r}?" if near else "a note of your own must begin with x-"
             raise GenerationError(f"the JSON schema has the unknown keyword {keyword!r:.60} at {place}; {hint}")
     try:
-        text = json.dumps(schema, ensure_ascii=False)
+        text = json.dumps(_with_ascii_digits(schema), ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise GenerationError(f"the JSON schema can't be written as JSON: {error}") from error
     if len(text) > MAX_SCHEMA_CHARS:
         raise GenerationError(f"the JSON schema has {len(text)} characters; at most {MAX_SCHEMA_CHARS} are taken")
     return text
+
+
+def ascii_digits(pattern: str) -> str:
+    r"""A regular expression in which ``\d`` is 0 to 9: any other digit would be no copy of one that was given."""
+    return re.sub(r"\\(.)", lambda found: "[0-9]" if found[1] == "d" else found[0], pattern, flags=re.DOTALL)
+
+
+def _with_ascii_digits(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_with_ascii_digits(inner) for inner in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: ascii_digits(value)
+        if key == "pattern" and isinstance(value, str)
+        else value
+        if key in _VALUES
+        else _with_ascii_digits(value)
+        for key, value in schema.items()
+    }
 
 
 def _parsed(text: str) -> Any:

@@ -181,6 +181,7 @@ def _layer(model: CyberSLM, name: str) -> nn.Linear:
 
 
 def _put(model: CyberSLM, name: str, layer: nn.Module) -> None:
+    model.use_step(None)  # which would go on with the layer that was there
     parent, _, last = name.rpartition(".")
     setattr(model.get_submodule(parent), last, layer)
 

@@ -168,8 +168,18 @@ class CyberSLM(nn.Module):
             return self.norm(x)
 
     def use_step(self, step: Step | None) -> None:
-        """Let `next_logits` ask ``step`` first; None = the network alone."""
+        """Let `next_logits` ask ``step`` first; None = the network alone.
+
+        A step reads the weights where they lie: a network that is moved or cast goes on without it, and so do copies.
+        """
         self._step = step
+
+    def _apply(self, fn, recurse: bool = True):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, FBT001, FBT002
+        self.use_step(None)
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_step": None}
 
     def next_logits(self, tokens: Tensor, cache: KVCache, counts: Sequence[int] | None = None) -> Tensor:
         """Logits ``(N, V)`` after each of the tokens ``(N,)``, which are added to the cache.

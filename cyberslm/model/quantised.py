@@ -155,6 +155,7 @@ def set_precision(model: CyberSLM, precision: Precision) -> None:
         raise ConfigError(
             f"the model is kept in {held} and can't be turned to {precision}: open the folder it was made from"
         )
+    model.use_step(None)
     if precision == "bf16":
         model.to(torch.bfloat16)
     else:

@@ -236,10 +236,11 @@ def describe_rows(loader: RowLoader) -> Iterator[str]:
         yield f"rows: {usage.rows:,} packed, {usage.padding:.2%} padding{cut}"
     if loader.isolate:
         yield "rows: documents don't see each other"
+    total = sum(quota.per_epoch for quota in loader.quotas)
     for quota in loader.quotas:
         yield (
             f"mixture: data.sources[{quota.source}]: {quota.per_epoch:,.1f} rows an epoch of"
-            f" {count(quota.num_rows, 'row')}, {quota.per_epoch / loader.rows_per_epoch:.2%} of all"
+            f" {count(quota.num_rows, 'row')}, {quota.per_epoch / total:.2%} of all"
         )
 
 

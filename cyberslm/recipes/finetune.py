@@ -14,7 +14,7 @@ from typing import Literal
 
 from cyberslm import files
 from cyberslm.checkpoint.adapter import is_adapter
-from cyberslm.checkpoint.folder import read_config
+from cyberslm.checkpoint.folder import read_config, read_precision
 from cyberslm.config import Loaded, PathStr, differences, load, top_keys
 from cyberslm.data.config import DataConfig
 from cyberslm.errors import ConfigError, CyberSLMError
@@ -240,7 +240,9 @@ def kept_run(path: Path) -> TrainRun:
 def fitted(run: FinetuneRun) -> FinetuneRun:
     """The run with the model and tokenizer of its base."""
     folder = run.base_folder
-    config = read_config(folder)
+    config, precision = read_config(folder), read_precision(folder)
+    if precision != "fp32":
+        raise ConfigError(f"base: {folder} is kept in {precision}, for use only: name the folder that it was made from")
     config = replace(config, dropout=run.model.dropout, attn_dropout=run.model.attn_dropout)
     tokenizer = TokenizerConfig(path=str(folder), lossless=saved_rules(folder).lossless)
     if run.extend_vocab is not None:

@@ -107,7 +107,8 @@ def load_merged(folder: Path, *, base: Path | None = None, device: torch.device 
     try:
         apply_adapter(found.model, adapter)
     except ConfigError as error:
-        raise ConfigError(f"{folder} doesn't fit {place}: {error}") from error
+        grown = "; with extend_vocab the run's final/ is the model" if "embed_tokens" in str(error) else ""
+        raise ConfigError(f"{folder} doesn't fit {place}: {error}{grown}") from error
     about = files.read_manifest(folder) if files.looks_published(folder) else {}
     fields = {key: value for key, value in about.items() if key not in ("files", "self", "kind", "tokenizer_sha256")}
     fields["base_sha256"] = found.manifest["self"]
@@ -131,13 +132,17 @@ def find_model(path: Path) -> Path:
 def quantize(path: Path | str, target: Path | str, *, precision: Literal["bf16", "int8", "int4"] = "int8") -> Path:
     """Write a model folder like ``path`` in fewer bits, for use: `load` opens it, training and export refuse it.
 
-    Raises `ConfigError` where a width doesn't fit or ``path`` is in fewer bits already; other errors as in `load`.
+    Raises `ConfigError` where a width doesn't fit, ``path`` is in fewer bits already or ``target`` exists; other errors
+    as in `load`.
     """
+    if Path(target).exists():
+        raise ConfigError(f"{target} exists: name another folder")
     folder = find_model(Path(path))
-    found = load_model(folder)
+    found = load_merged(folder) if is_adapter(folder) else load_model(folder)
     set_precision(found.model, precision)
     kept = {
         key: value for key, value in found.manifest.items() if key not in ("files", "self", "kind", "tokenizer_sha256")
     }
-    save_model(Path(target), found.model, found.tokenizer, {**kept, "source": str(folder), "precision": precision})
+    fields = {**kept, "source": str(folder), "precision": precision}
+    save_model(Path(target), found.model, found.tokenizer, fields, extras=found.extras)
     return Path(target)

@@ -98,3 +98,24 @@ def test_answers_are_those_of_a_batch_without() -> None:
 def test_a_size_that_holds_nothing_is_refused() -> None:
     with pytest.raises(GenerationError, match="max_bytes of at least 1"):
         PrefixCache(0)
+
+
+def test_a_prompt_larger_than_the_cache_leaves_the_others_there() -> None:
+    """It pushed out all of them, and then itself."""
+    prefixes = PrefixCache(1 << 20)
+    fill(prefixes, [SYSTEM])
+    prefixes.max_bytes = prefixes.num_bytes
+    fill(prefixes, [[*SYSTEM, 1, 2, 3], [9] * 60])
+    assert len(prefixes) == 1
+    fill(prefixes, [[*SYSTEM, 5]])
+    assert prefixes.tokens_saved == 2 * len(SYSTEM)
+
+
+def test_windows_of_rows_that_slide_push_no_prompt_out() -> None:
+    """Each window was kept as if it were a prompt, until nothing else was left."""
+    prefixes = PrefixCache(1 << 20)
+    batch = Batch(MODEL, prefixes=prefixes)
+    batch.join(Request(SYSTEM, SamplingParams(max_new_tokens=200, context="slide")))
+    while len(batch):
+        batch.step()
+    assert len(prefixes) == 1

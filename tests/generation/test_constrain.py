@@ -296,3 +296,20 @@ def test_masks_are_boolean_and_as_long_as_the_vocabulary(guides: Guides, tokeniz
     assert mask is not None
     assert mask.dtype is torch.bool
     assert mask.shape == (tokenizer.vocab_size,)
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Constraint.regex(r"CVE-\d{4}-[\d]{4}"),
+        Constraint.json_schema({"properties": {"id": {"type": "string", "pattern": r"^CVE-\d{4}$"}}}),
+    ],
+)
+def test_digits_of_expressions_are_ascii(constraint: Constraint) -> None:
+    """A grounded `CVE-\\d{4}` used to make an id with a full-width digit, which no scan takes for an invention."""
+    assert r"\d" not in constraint.source
+    assert "0-9" in constraint.source
+
+
+def test_a_backslash_before_d_stays() -> None:
+    assert Constraint.regex(r"C:\\data").source == r"C:\\data"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import os
 import warnings
@@ -22,8 +23,9 @@ from cyberslm.generation.fast import prepare
 from cyberslm.generation.native import build
 from cyberslm.generation.native.build import BuildError, find_compiler, kept_library
 from cyberslm.model.config import CyberSLMConfig, RopeScaling
+from cyberslm.model.lora import LoraConfig, adapters, add_adapters
 from cyberslm.model.model import CyberSLM
-from cyberslm.model.quantised import pack_matrices
+from cyberslm.model.quantised import pack_matrices, set_precision
 
 SIZES = {"vocab_size": 100, "hidden_dim": 64, "num_layers": 2, "num_heads": 4, "ffn_hidden_dim": 96, "max_seq_len": 64}
 ON = DecodingConfig(fast="on")
@@ -198,6 +200,35 @@ def test_weights_are_held_once_and_may_change_in_place() -> None:
     prepare(model, DecodingConfig(fast="off"))
     assert not torch.allclose(after, before)
     assert torch.allclose(logits_of(model, prompts(3), 1), after, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("change", ["adapters", "cast", "int8"])
+def test_weights_that_are_replaced_are_not_passed_over(change: str) -> None:
+    """The step went on with the weights it was opened with: it never saw an adapter that was trained afterwards."""
+    model = network()
+    prepare(model, ON, threads=1)
+    logits_of(model, prompts(3), 1)
+    if change == "adapters":
+        add_adapters(model, LoraConfig(rank=2))
+        for layer in adapters(model).values():
+            torch.nn.init.ones_(layer.lora_B)
+    elif change == "cast":
+        model.bfloat16()
+    else:
+        set_precision(model, "int8")
+    after = logits_of(model, prompts(3), 1)
+    prepare(model, DecodingConfig(fast="off"))
+    assert torch.equal(logits_of(model, prompts(3), 1), after)
+
+
+def test_a_model_with_a_step_can_be_copied() -> None:
+    """`copy.deepcopy` met the pointers of the step and failed."""
+    model = network()
+    prepare(model, ON, threads=1)
+    before = logits_of(model, prompts(3), 1)
+    other = copy.deepcopy(model)
+    torch.nn.init.zeros_(model.embed_tokens.weight)
+    assert torch.allclose(logits_of(other, prompts(3), 1), before, rtol=1e-5, atol=2e-5)
 
 
 def test_caches_that_the_step_cannot_read_are_left_to_the_network() -> None:

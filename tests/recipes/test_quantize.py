@@ -12,8 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cyberslm import files
-from cyberslm.checkpoint.folder import KIND, WEIGHTS, load_model
+from cyberslm.checkpoint.adapter import save_adapter
+from cyberslm.checkpoint.folder import KIND, WEIGHTS, Extras, load_model, save_model
 from cyberslm.errors import ConfigError, IntegrityError
+from cyberslm.model.lora import LoraConfig, add_adapters
 from cyberslm.model.quantised import precision_of, set_precision
 from cyberslm.recipes.evaluate import evaluate
 from cyberslm.recipes.use import load, quantize
@@ -114,3 +116,30 @@ def test_reducing_keeps_what_is_not_a_matrix(trained: Path) -> None:
     norms = {name: tensor.clone() for name, tensor in model.state_dict().items() if tensor.ndim == 1}
     set_precision(model, "int8")
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in norms.items())
+
+
+def test_a_chat_model_in_fewer_bits_can_still_chat(trained: Path, tmp_path: Path) -> None:
+    """Chat template and stop ids were left out: the small folder answered in another format and never ended a turn."""
+    found, extras = load_model(trained / "run" / "final"), Extras("{{ messages }}", (7,))
+    save_model(tmp_path / "chat", found.model, found.tokenizer, {}, extras=extras)
+    small = quantize(tmp_path / "chat", tmp_path / "small")
+    assert load_model(small, reduced="take").extras == extras
+
+
+def test_a_folder_that_is_there_is_not_replaced(trained: Path, tmp_path: Path) -> None:
+    """With the model itself as DEST its fp32 weights were gone for good."""
+    shutil.copytree(trained / "run" / "final", tmp_path / "model")
+    with pytest.raises(ConfigError, match="model exists: name another folder"):
+        quantize(tmp_path / "model", tmp_path / "model")
+    assert precision_of(load_model(tmp_path / "model").model) == "fp32"
+
+
+def test_an_adapter_is_reduced_with_its_base(trained: Path, tmp_path: Path) -> None:
+    """It is opened by `load` like any model, and was called a folder of the wrong kind here."""
+    base, lora = trained / "run" / "final", LoraConfig(rank=2)
+    found = load_model(base)
+    add_adapters(found.model, lora)
+    save_adapter(tmp_path / "adapter", found.model, lora, {"base_sha256": found.manifest["self"]}, base=str(base))
+    small = load_model(quantize(tmp_path / "adapter", tmp_path / "small"), reduced="take").model.state_dict()
+    of_base = load(base, precision="int8", fast="off").model.state_dict()  # a new adapter changes nothing
+    assert all(torch.equal(small[name], tensor) for name, tensor in of_base.items())
