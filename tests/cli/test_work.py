@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
 import re
@@ -15,29 +14,8 @@ import time
 from pathlib import Path
 
 import pytest
+from calling import Cli
 from work_material import PROMPT, alerts, log
-
-from cyberslm import cli
-
-
-class Said:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> object:
-    def run(*arguments: object, stdin: bytes = b"") -> Said:
-        monkeypatch.setattr(sys, "argv", ["cyberslm", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        code = 0
-        try:
-            cli.run()
-        except SystemExit as left:
-            code = left.code if isinstance(left.code, int) else int(left.code is not None)
-        return Said(code, *capfd.readouterr())
-
-    return run
 
 
 @pytest.fixture
@@ -53,7 +31,7 @@ def material(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_score_says_what_it_found_and_writes_it(call: object, log_model: Path, material: Path) -> None:
+def test_score_says_what_it_found_and_writes_it(call: Cli, log_model: Path, material: Path) -> None:
     out = material / "out.csv"
     said = call(
         "score",
@@ -80,7 +58,7 @@ def test_score_says_what_it_found_and_writes_it(call: object, log_model: Path, m
     assert set(rows[0]) >= {"text", "line", "bits_per_byte", "percentile", "surprising"}
 
 
-def test_json_is_one_object_and_quiet_is_nothing(call: object, log_model: Path, material: Path) -> None:
+def test_json_is_one_object_and_quiet_is_nothing(call: Cli, log_model: Path, material: Path) -> None:
     said = call("score", log_model, material / "in.log", "--out", material / "a.jsonl", "--top", 3, "--json")
     found = json.loads(said.out)
     assert (said.code, found["records"], found["written"]) == (0, 120, 3)
@@ -91,14 +69,14 @@ def test_json_is_one_object_and_quiet_is_nothing(call: object, log_model: Path, 
     assert top == everything[:3]
 
 
-def test_score_reads_standard_input(call: object, log_model: Path, material: Path) -> None:
+def test_score_reads_standard_input(call: Cli, log_model: Path, material: Path) -> None:
     call("score", log_model, material / "in.log", "--out", material / "a.jsonl")
     stdin = (material / "in.log").read_bytes()
     assert call("score", log_model, "-", "--out", material / "b.jsonl", stdin=stdin).code == 0
     assert (material / "a.jsonl").read_bytes() == (material / "b.jsonl").read_bytes()
 
 
-def test_options_reach_the_work(call: object, log_model: Path, material: Path) -> None:
+def test_options_reach_the_work(call: Cli, log_model: Path, material: Path) -> None:
     (material / "bad.csv").write_bytes("m;n\nna\xefve;1\n\xff;2;3\nok;4\n".encode("latin-1"))
     arguments = ("score", log_model, material / "bad.csv", "--field", "m", "--out", material / "a.jsonl")
     assert call(*arguments).code == 2
@@ -138,7 +116,7 @@ def test_options_reach_the_work(call: object, log_model: Path, material: Path) -
     assert json.loads(said.out)["records"] == 4
 
 
-def test_classify_calibrates_saves_and_uses(call: object, log_model: Path, material: Path) -> None:
+def test_classify_calibrates_saves_and_uses(call: Cli, log_model: Path, material: Path) -> None:
     labels = ("--labels", material / "labels.yaml", "--field", "text")
     cal = material / "cal.json"
     said = call("classify", log_model, *labels, "--calibrate", material / "cal.csv", "--calibration", cal)
@@ -172,7 +150,7 @@ def test_classify_calibrates_saves_and_uses(call: object, log_model: Path, mater
     assert (material / "again.csv").read_bytes() == out.read_bytes()
 
 
-def test_classify_options_change_what_is_compared(call: object, log_model: Path, material: Path) -> None:
+def test_classify_options_change_what_is_compared(call: Cli, log_model: Path, material: Path) -> None:
     seen = set()
     for number, more in enumerate([(), ("--method", "sum"), ("--method", "mean"), ("--template", "{text} is {label}")]):
         out = material / f"{number}.csv"
@@ -226,7 +204,7 @@ def test_classify_options_change_what_is_compared(call: object, log_model: Path,
     ],
 )
 def test_what_cant_be_done_is_said_in_one_line_before_any_work(
-    call: object,
+    call: Cli,
     log_model: Path,
     material: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -245,7 +223,7 @@ def test_what_cant_be_done_is_said_in_one_line_before_any_work(
     assert (material / "there.csv").read_text() == "mine"
 
 
-def test_force_replaces(call: object, log_model: Path, material: Path) -> None:
+def test_force_replaces(call: Cli, log_model: Path, material: Path) -> None:
     (material / "o.csv").write_text("old")
     assert call("score", log_model, material / "in.log", "--out", material / "o.csv", "--force").code == 0
     assert (material / "o.csv").read_text().startswith("text,line,")
@@ -278,7 +256,7 @@ def test_a_killed_command_goes_on_and_ends_with_the_same_bytes(
 
 
 def test_off_a_terminal_there_are_lines_and_no_bar(
-    log_model: Path, material: Path, monkeypatch: pytest.MonkeyPatch, call: object
+    log_model: Path, material: Path, monkeypatch: pytest.MonkeyPatch, call: Cli
 ) -> None:
     from cyberslm.recipes import work
 
