@@ -19,11 +19,11 @@ from torch import Tensor
 
 from cyberslm.errors import CyberSLMError
 from cyberslm.generation.config import DecodingConfig
-from cyberslm.generation.native.build import BuildError, build_library, find_compiler, kept_library
-from cyberslm.generation.native.mirror import NativeStep, why_not
+from cyberslm.generation.mirror import NativeStep, why_not
 from cyberslm.model.cache import KVCache
 from cyberslm.model.model import CyberSLM
 from cyberslm.model.quantised import set_precision
+from cyberslm.native.build import BuildError, build_library, find_compiler, kept_library
 
 HANDFUL = 16
 """Steps of the plain network before a library is built in the background."""

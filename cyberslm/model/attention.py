@@ -45,6 +45,7 @@ class _Heads(nn.Module, ABC):
     """The path of both fronts; a front names its projections and says what may be seen."""
 
     kernel = "fused"
+    native = False
     q_norm: nn.Module | None
     k_norm: nn.Module | None
 
@@ -76,7 +77,7 @@ class _Heads(nn.Module, ABC):
         """Attend and merge: ``(B, T, D)``."""
         k_BKSE, v_BKSE = k_BKSE[:, :, sight.skip :], v_BKSE[:, :, sight.skip :]
         dropout = self.dropout if self.training else 0.0
-        kernel = self.kernel if sight.blocks is None else "flex"
+        kernel = "flex" if sight.blocks is not None else "native" if self.native else self.kernel
         mixed_BHTE = KERNELS[kernel](q_BHTE, k_BKSE, v_BKSE, sight, self.scale, dropout)
         out_proj = self.projections()[3]
         output = out_proj(mixed_BHTE.transpose(1, 2).flatten(-2))

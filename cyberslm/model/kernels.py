@@ -6,8 +6,9 @@ Every kernel in `KERNELS` has the signature `Kernel` and gives the same numbers,
 nothing. ``explicit`` is the formula, and lets nothing hidden through, be it NaN or infinite. ``fused`` is torch's
 kernel, which multiplies hidden values by a weight of 0, so that NaN would spread: on the CPU its result is looked at,
 and if it is not finite the formula decides. On other devices, and in a compiled graph, looking costs more than it is
-worth: there a NaN can reach an earlier query of the same run or mask. ``flex`` is for documents on a GPU, which torch's
-kernel would take as a boolean of every pair, at a fraction of its speed.
+worth: there a NaN can reach an earlier query of the same run or mask. ``native`` is the library in C++ for whole rows on
+a CPU, and ``fused`` for the rest. ``flex`` is for documents on a GPU, which torch's kernel would take as a boolean of
+every pair, at a fraction of its speed.
 
 Letters: B batch, T queries, S keys, H query heads, K key/value heads, E head width.
 """
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from cyberslm.model import native as in_cpp
 from cyberslm.model.causal import causal_attention
 from cyberslm.model.norm import at_least_fp32
 from cyberslm.model.sight import Sight
@@ -48,6 +50,14 @@ def fused(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: 
             scale=scale,
             enable_gqa=q.shape[1] != k.shape[1],
         )
+    return explicit(q, k, v, sight, scale, dropout) if _looks_broken(mixed) else mixed
+
+
+def native(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: float) -> Tensor:
+    """`native_attention` where it is for these, else `fused`."""
+    if dropout or not in_cpp.takes(q, k, v, sight):
+        return fused(q, k, v, sight, scale, dropout)
+    mixed = in_cpp.native_attention(q, k, v, sight, scale)
     return explicit(q, k, v, sight, scale, dropout) if _looks_broken(mixed) else mixed
 
 
@@ -114,7 +124,7 @@ def flex(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: f
     return flex_attention(q, k, v, block_mask=sight.blocks, scale=scale, enable_gqa=grouped)
 
 
-KERNELS: dict[str, Kernel] = {"fused": fused, "explicit": explicit, "flex": flex}
+KERNELS: dict[str, Kernel] = {"fused": fused, "explicit": explicit, "native": native, "flex": flex}
 
 
 def _each_head(x_BKSE: Tensor, heads: int) -> Tensor:

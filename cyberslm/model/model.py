@@ -89,6 +89,15 @@ class CyberSLM(nn.Module):
         self._compiled = torch.compile(_block, dynamic=False) if on else None
         self._flex = flex
 
+    def use_native(self, *, on: bool = True) -> None:
+        """Let the layers that have a form in C++ (`cyberslm.model.native`) take it, where it is for what they get.
+
+        The library must be there: `cyberslm.native.build.library` makes it, and says what is wrong where it can't.
+        """
+        for module in self.modules():
+            if hasattr(type(module), "native"):
+                setattr(module, "native", on)  # noqa: B010 (mypy takes an attribute for a tensor)
+
     @property
     def takes_flex(self) -> bool:
         """Whether `compile_blocks` had better be given ``flex`` for documents."""

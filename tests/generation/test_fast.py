@@ -20,12 +20,12 @@ from cyberslm.errors import ConfigError, InputError
 from cyberslm.generation import fast
 from cyberslm.generation.config import DecodingConfig
 from cyberslm.generation.fast import prepare
-from cyberslm.generation.native import build
-from cyberslm.generation.native.build import BuildError, find_compiler, kept_library
 from cyberslm.model.config import CyberSLMConfig, RopeScaling
 from cyberslm.model.lora import LoraConfig, adapters, add_adapters
 from cyberslm.model.model import CyberSLM
 from cyberslm.model.quantised import pack_matrices, set_precision
+from cyberslm.native import build
+from cyberslm.native.build import BuildError, find_compiler, kept_library
 
 SIZES = {"vocab_size": 100, "hidden_dim": 64, "num_layers": 2, "num_heads": 4, "ffn_hidden_dim": 96, "max_seq_len": 64}
 ON = DecodingConfig(fast="on")
@@ -244,7 +244,7 @@ def test_a_kept_library_is_used_again_and_a_damaged_one_made_anew(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The compiler is one that copies a finished library and counts."""
-    (made,) = cache.glob("native/*/step.so")
+    (made,) = cache.glob("native/*/cyberslm.so")
     copying = tmp_path / "c++"
     copying.write_text(f'#!/bin/sh\necho >> {tmp_path}/runs\nfor last; do :; done\ncp {made} "$last"\n')
     copying.chmod(0o755)
@@ -253,7 +253,7 @@ def test_a_kept_library_is_used_again_and_a_damaged_one_made_anew(
     for _ in range(2):
         prepare(network(), ON)
         assert (tmp_path / "runs").read_text() == "\n"
-    (library,) = (tmp_path / "own").glob("native/*/step.so")
+    (library,) = (tmp_path / "own").glob("native/*/cyberslm.so")
     damaged = library.read_bytes()[:-1] + b"x"
     library.unlink()  # the file itself is in use
     library.write_bytes(damaged)

@@ -40,9 +40,8 @@ enum Kind { FP32, BF16, INT8, INT4 };
 inline float widen(uint16_t half) { return bits<float>(uint32_t(half) << 16); }
 
 inline uint16_t narrow(float x) {  // round to nearest, ties to even; NaN stays NaN
-    const uint32_t word = bits<uint32_t>(x);
-    if (x != x) return uint16_t(word >> 16 | 0x40);
-    return uint16_t((word + 0x7fff + (word >> 16 & 1)) >> 16);
+    const uint32_t word = bits<uint32_t>(x), rounded = (word + 0x7fff + (word >> 16 & 1)) >> 16;
+    return uint16_t(x != x ? word >> 16 | 0x40 : rounded);
 }
 
 // LANES weights of one row from column i on, without the scale of an int8 row.

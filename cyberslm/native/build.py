@@ -1,6 +1,7 @@
-"""The library of `step.cpp`: compiled once for a machine, kept in the user's own cache, checked before it is loaded.
+"""The library in C++: compiled once for a machine, kept in the user's own cache, checked before it is loaded.
 
-It is one for all networks, so that what names it is the source, the compiler with its options, and the processor. It
+It holds the decoding step of a whole network (`step.cpp`) and the attention of whole rows (`attention.cpp`), for all
+networks, so that what names it is the source, the compiler with its options, and the processor. It
 lies in a published folder (`cyberslm.files`) that only the user can write to. Whatever is wrong with a kept one, it is
 made again; where it can't be made, the reason is a `BuildError` and everything works without it, only slower.
 """
@@ -8,6 +9,7 @@ made again; where it can't be made, the reason is a `BuildError` and everything 
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import platform
@@ -19,8 +21,8 @@ from pathlib import Path
 from cyberslm import files
 from cyberslm.errors import CyberSLMError, IntegrityError
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("step.cpp", "products.h", "vectors.h"))
-LIBRARY = "step.so"
+UNITS, HEADERS = ("step.cpp", "attention.cpp"), ("products.h", "vectors.h")
+LIBRARY = "cyberslm.so"
 KIND = "cyberslm-native"
 OPTIONS = (
     "-O3",
@@ -45,6 +47,13 @@ def cache_folder() -> Path:
         return Path(own) / "native"
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "cyberslm" / "native"
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The library that this process works with, made if there is none yet. Raises as `build_library` does."""
+    compiler = find_compiler()
+    return kept_library(compiler) or build_library(compiler)
 
 
 def find_compiler() -> Path:
@@ -72,7 +81,7 @@ def build_library(compiler: Path) -> ctypes.CDLL:
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def fill(staging: Path) -> dict[str, object]:
-        command = [str(compiler), *OPTIONS, str(SOURCES[0]), "-o", str(staging / LIBRARY)]
+        command = [str(compiler), *OPTIONS, *map(str, _paths(UNITS)), "-o", str(staging / LIBRARY)]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, errors="replace", timeout=LONGEST, check=False, cwd=staging
@@ -81,7 +90,7 @@ def build_library(compiler: Path) -> ctypes.CDLL:
             raise BuildError(f"{compiler.name} could not be run: {error}") from error
         if done.returncode:
             complaint = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
-            raise BuildError(f"{compiler.name} could not compile the decoding step: {complaint}")
+            raise BuildError(f"{compiler.name} could not compile what is written in C++: {complaint}")
         return {"kind": KIND, "compiler": str(compiler), "options": list(OPTIONS)}
 
     files.publish(folder, fill, replace=True)
@@ -89,7 +98,7 @@ def build_library(compiler: Path) -> ctypes.CDLL:
     try:
         return _loaded(folder)
     except OSError as error:
-        raise BuildError(f"the compiled decoding step can't be loaded: {error}") from error
+        raise BuildError(f"the compiled library can't be loaded: {error}") from error
 
 
 def _loaded(folder: Path) -> ctypes.CDLL:
@@ -100,7 +109,13 @@ def _loaded(folder: Path) -> ctypes.CDLL:
     library.decode_step.restype = None
     library.scratch_floats.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     library.scratch_floats.restype = ctypes.c_int64
+    for function in (library.attention_forward, library.attention_backward):
+        function.argtypes, function.restype = [ctypes.c_void_p], None
     return library
+
+
+def _paths(names: tuple[str, ...]) -> list[Path]:
+    return [Path(__file__).with_name(name) for name in names]
 
 
 def _is_private(folder: Path) -> bool:
@@ -115,7 +130,7 @@ def _is_private(folder: Path) -> bool:
 def _key(compiler: Path) -> str:
     """Names the library by everything that decides what it is."""
     found = compiler.stat()
-    sources = [source.read_text(encoding="utf-8") for source in SOURCES]
+    sources = [path.read_text(encoding="utf-8") for path in _paths(UNITS + HEADERS)]
     parts = (*sources, compiler, found.st_size, found.st_mtime_ns, OPTIONS, _processor())
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:32]
 

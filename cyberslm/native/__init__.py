@@ -1,0 +1,1 @@
+"""What is written in C++: built once for a machine (`build`), called from `model` and `generation`."""
