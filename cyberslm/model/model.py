@@ -44,6 +44,9 @@ def _block(layer: nn.Module, x: Tensor, plan: Plan) -> Tensor:
 class CyberSLM(nn.Module):
     """The network of ``config``, with weights drawn from ``seed``; ``device="meta"`` leaves them unallocated."""
 
+    native = False
+    """Whether `use_native` is on: losses of the model (`cyberslm.training.loss`) go by it too."""
+
     def __init__(self, config: CyberSLMConfig, *, seed: int = 0, device: torch.device | str = "cpu") -> None:
         super().__init__()
         self.config = config
@@ -90,7 +93,7 @@ class CyberSLM(nn.Module):
         self._flex = flex
 
     def use_native(self, *, on: bool = True) -> None:
-        """Let the layers that have a form in C++ (`cyberslm.model.native`) take it, where it is for what they get.
+        """Let what has a form in C++ (`cyberslm.model.native`, `cyberslm.training.native`) take it, where it fits.
 
         The library must be there: `cyberslm.native.build.library` makes it, and says what is wrong where it can't.
         """

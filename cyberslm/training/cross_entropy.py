@@ -22,11 +22,14 @@ import torch
 from torch import Tensor
 
 from cyberslm.model.norm import at_least_fp32
+from cyberslm.training import native as in_cpp
 
 CHUNK = 1 << 25
 """Logits held at once."""
+CPU_CHUNK = 1 << 24
+"""The same on a CPU, whose outer cache they should not leave between softmax and products."""
 PIECE = 1 << 20
-"""Logits whose softmax a CPU works on at once: they stay in its caches."""
+"""Numbers that a CPU works on at once in torch's operators: they stay in its inner caches."""
 
 
 GAIN = 2.0**10
@@ -51,15 +54,23 @@ class Sums(NamedTuple):
     loss: Tensor
 
 
-def linear_cross_entropy(features_ND: Tensor, head: Head, targets_N: Tensor, *, ignore: int) -> Sums:
-    """Sums over the rows whose int64 target isn't ``ignore``."""
+def linear_cross_entropy(
+    features_ND: Tensor, head: Head, targets_N: Tensor, *, ignore: int, native: bool = False
+) -> Sums:
+    """Sums over the rows whose int64 target isn't ``ignore``; ``native``: by the library in C++ where it fits."""
     device = features_ND.device.type
     if torch.is_autocast_enabled(device):
         features_ND = features_ND.to(torch.get_autocast_dtype(device))
     trained_N = targets_N != ignore
     if device == "cpu" and not trained_N.all():  # elsewhere the host would wait for the device
         features_ND, targets_N, trained_N = (t[trained_N] for t in (features_ND, targets_N, trained_N))
-    return Sums(*_Loss.apply(features_ND, head.weight_VD, targets_N.clamp(min=0), trained_N, head))
+    rows = _Rows(targets_N.clamp(min=0), trained_N)
+    return Sums(*_Loss.apply(features_ND, head.weight_VD, rows, head, native))
+
+
+def most_logits(device: str) -> int:
+    """How many are held at once on a device of this type."""
+    return CPU_CHUNK if device == "cpu" else CHUNK
 
 
 @torch.no_grad()
@@ -67,7 +78,7 @@ def token_losses(features_ND: Tensor, head: Head, ids_NK: Tensor) -> Tensor:
     """The loss ``(N, K)`` in nats of each of the K ids that may follow a row, at least fp32 and without a gradient."""
     wide, cast = at_least_fp32(features_ND.dtype), head.weight_VD.to(features_ND.dtype)
     losses = torch.empty(ids_NK.shape, dtype=wide, device=features_ND.device)
-    size, rows = (max(1, limit // cast.shape[0]) for limit in (PIECE, CHUNK))
+    size, rows = (max(1, limit // cast.shape[0]) for limit in (PIECE, most_logits(features_ND.device.type)))
     for features, ids, found in zip(*(t.split(rows) for t in (features_ND, ids_NK, losses)), strict=True):
         logits = features @ cast.mT
         for part, own, out in zip(*(t.split(size) for t in (logits, ids, found)), strict=True):
@@ -78,34 +89,42 @@ def token_losses(features_ND: Tensor, head: Head, ids_NK: Tensor) -> Tensor:
     return losses
 
 
+class _Rows(NamedTuple):
+    targets: Tensor
+    trained: Tensor
+    """On a CPU, all of them."""
+
+    def part(self, which: slice) -> _Rows:
+        return _Rows(self.targets[which], self.trained[which])
+
+
 class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, weight: Tensor, targets: Tensor, trained: Tensor, head: Head
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        rows: _Rows,
+        head: Head,
+        native: bool,  # noqa: FBT001
     ) -> tuple[Tensor, Tensor]:
         wide, cast = at_least_fp32(features.dtype), weight.to(features.dtype)
-        learns = any(ctx.needs_input_grad)
         d_features = torch.empty_like(features) if ctx.needs_input_grad[0] else None
         d_weight = torch.zeros_like(weight, dtype=wide) if ctx.needs_input_grad[1] else None
         sums = torch.zeros(2, dtype=wide, device=features.device)
-        gain = GAIN if features.dtype == torch.float16 else 1.0
-        rows = max(1, CHUNK // weight.shape[0])
-        rows = rows if gain == 1.0 else min(rows, FP16_ROWS)
-        size = rows if features.device.type != "cpu" else max(1, PIECE // weight.shape[0])
-        for chunk in (slice(first, first + rows) for first in range(0, features.shape[0], rows)):
-            logits = features[chunk] @ cast.mT
-            pieces = (t.split(size) for t in (logits, targets[chunk], trained[chunk]))
-            for piece, ids, known in zip(*pieces, strict=True):
-                sums += _piece(piece, ids, known, head, gain=gain if learns else None)
+        ctx.gain = GAIN if features.dtype == torch.float16 else 1.0
+        gain = ctx.gain if any(ctx.needs_input_grad) else None
+        size = _chunk(features, len(weight))
+        room = features.new_empty(min(size, len(features)), len(weight))
+        for chunk in (slice(first, first + size) for first in range(0, len(features), size)):
+            own = features[chunk]
+            logits = torch.mm(own, cast.mT, out=room[: len(own)])
+            sums += _losses(logits, rows.part(chunk), head, gain=gain, native=native)
             if d_features is not None:
-                d_features[chunk] = logits @ cast
-            if d_weight is not None and gain == 1.0:
-                d_weight += logits.mT @ features[chunk]
-            elif d_weight is not None:
-                small = 4 / (1 << len(logits).bit_length())
-                d_weight.add_(logits.mT @ (features[chunk] * small), alpha=1 / (gain * small))
+                torch.mm(logits, cast, out=d_features[chunk])
+            if d_weight is not None:
+                _add_product(d_weight, logits, own, ctx.gain)
         ctx.save_for_backward(d_features, d_weight)
-        ctx.gain = gain
         objective, loss = sums.unbind()
         ctx.mark_non_differentiable(loss)
         return objective, loss
@@ -120,6 +139,32 @@ class _Loss(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _chunk(features: Tensor, vocabulary: int) -> int:
+    """Rows whose logits are held at once."""
+    rows = max(1, most_logits(features.device.type) // vocabulary)
+    return rows if features.dtype != torch.float16 else min(rows, FP16_ROWS)
+
+
+def _add_product(d_weight: Tensor, slopes: Tensor, features: Tensor, gain: float) -> None:
+    """Add what a chunk teaches the weight; on a CPU part by part, so that products are added while in its caches."""
+    small = 1.0 if gain == 1.0 else 4 / (1 << len(features).bit_length())
+    features = features if small == 1.0 else features * small
+    size = len(d_weight) if features.device.type != "cpu" else max(1, PIECE // features.shape[1])
+    for own, part in zip(d_weight.split(size), slopes.split(size, dim=1), strict=True):
+        own.add_(part.mT @ features, alpha=1 / (gain * small))
+
+
+def _losses(logits: Tensor, rows: _Rows, head: Head, *, gain: float | None, native: bool) -> Tensor:
+    """Objective and loss of the rows; with a ``gain``, logits are overwritten by the objective's gradient times it."""
+    if native and in_cpp.takes(logits):
+        learns, (_, softcap, z_loss) = gain is not None, head
+        loss, penalty = in_cpp.softmax_loss(logits, rows.targets, softcap=softcap, z_loss=z_loss, learns=learns)
+        return torch.tensor((loss + penalty, loss), dtype=torch.float32)
+    size = len(logits) if logits.device.type != "cpu" else max(1, PIECE // logits.shape[1])
+    parts = zip(logits.split(size), rows.targets.split(size), rows.trained.split(size), strict=True)
+    return torch.stack([_piece(part, ids, trained, head, gain=gain) for part, ids, trained in parts]).sum(0)
 
 
 def _normaliser(logits: Tensor, softmax: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ def next_token_loss(model: CyberSLM, batch: Batch, *, z_loss: float = 0.0) -> Lo
     features_ND = model.features(batch.input_ids, docs=batch.docs).flatten(0, 1)
     head = Head(model.head_weight, model.config.logit_softcap, z_loss)
     targets_N = batch.targets.flatten()
-    sums = linear_cross_entropy(features_ND, head, targets_N, ignore=IGNORE)
+    sums = linear_cross_entropy(features_ND, head, targets_N, ignore=IGNORE, native=model.native)
     return LossOutput(*sums, (targets_N != IGNORE).sum())
 
 

@@ -51,7 +51,7 @@ def test_loss_and_gradients_are_those_of_the_formula_with_any_chunks(
     features, weight, targets = made(rows, 11, ignored=ignored)
     head = Head(weight, softcap, z_loss)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cross_entropy, "CHUNK", chunk)
+        patch.setattr(cross_entropy, "CPU_CHUNK", chunk)
         patch.setattr(cross_entropy, "PIECE", piece)
         sums = linear_cross_entropy(features, head, targets, ignore=IGNORE)
     objective, loss = truth(features, head, targets)
@@ -120,7 +120,7 @@ def test_logits_are_never_whole() -> None:
             return out
 
     with pytest.MonkeyPatch.context() as patch, Watch():
-        patch.setattr(cross_entropy, "CHUNK", 4000)
+        patch.setattr(cross_entropy, "CPU_CHUNK", 4000)
         linear_cross_entropy(features, Head(weight), targets, ignore=IGNORE).objective.backward()
     assert max(sizes) <= 4000
 
@@ -162,7 +162,7 @@ def test_losses_of_tokens_are_those_of_the_formula_with_any_chunks(
     head = Head(weight, softcap)
     asked = torch.randint(11, (rows, ids), generator=torch.Generator().manual_seed(ids))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cross_entropy, "CHUNK", chunk)
+        patch.setattr(cross_entropy, "CPU_CHUNK", chunk)
         patch.setattr(cross_entropy, "PIECE", piece)
         found = token_losses(features, head, asked)
     assert not found.requires_grad
