@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -13,6 +13,7 @@ import torch
 import yaml
 
 from cyberslm.config import Loaded
+from cyberslm.native.build import BuildError, build_library, find_compiler
 from cyberslm.recipes.config import TrainRun, load_run
 
 # One thread here and in child processes: quicker for models this small, and equal bits in both.
@@ -74,6 +75,20 @@ def make_run(tmp_path: Path) -> MakeRun:
 @pytest.fixture
 def small_run(make_run: MakeRun) -> Loaded[TrainRun]:
     return load_run(make_run())
+
+
+@pytest.fixture(scope="session")
+def native_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One cache folder with the library in C++ in it. A source that doesn't compile is a failure, no skip."""
+    try:
+        compiler = find_compiler()
+    except BuildError as error:
+        pytest.skip(f"no compiler here: {error}")
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CYBERSLM_CACHE", str(folder))
+        build_library(compiler)
+        yield folder
 
 
 @pytest.fixture(scope="session")

@@ -26,8 +26,6 @@ from cyberslm.training import native as in_cpp
 
 CHUNK = 1 << 25
 """Logits held at once."""
-CPU_CHUNK = 1 << 24
-"""The same on a CPU, whose outer cache they should not leave between softmax and products."""
 PIECE = 1 << 20
 """Numbers that a CPU works on at once in torch's operators: they stay in its inner caches."""
 
@@ -68,17 +66,12 @@ def linear_cross_entropy(
     return Sums(*_Loss.apply(features_ND, head.weight_VD, rows, head, native))
 
 
-def most_logits(device: str) -> int:
-    """How many are held at once on a device of this type."""
-    return CPU_CHUNK if device == "cpu" else CHUNK
-
-
 @torch.no_grad()
 def token_losses(features_ND: Tensor, head: Head, ids_NK: Tensor) -> Tensor:
     """The loss ``(N, K)`` in nats of each of the K ids that may follow a row, at least fp32 and without a gradient."""
     wide, cast = at_least_fp32(features_ND.dtype), head.weight_VD.to(features_ND.dtype)
     losses = torch.empty(ids_NK.shape, dtype=wide, device=features_ND.device)
-    size, rows = (max(1, limit // cast.shape[0]) for limit in (PIECE, most_logits(features_ND.device.type)))
+    size, rows = (max(1, limit // cast.shape[0]) for limit in (PIECE, CHUNK))
     for features, ids, found in zip(*(t.split(rows) for t in (features_ND, ids_NK, losses)), strict=True):
         logits = features @ cast.mT
         for part, own, out in zip(*(t.split(size) for t in (logits, ids, found)), strict=True):
@@ -114,7 +107,8 @@ class _Loss(torch.autograd.Function):
         sums = torch.zeros(2, dtype=wide, device=features.device)
         ctx.gain = GAIN if features.dtype == torch.float16 else 1.0
         gain = ctx.gain if any(ctx.needs_input_grad) else None
-        size = _chunk(features, len(weight))
+        size = max(1, CHUNK // len(weight))
+        size = size if ctx.gain == 1.0 else min(size, FP16_ROWS)
         room = features.new_empty(min(size, len(features)), len(weight))
         for chunk in (slice(first, first + size) for first in range(0, len(features), size)):
             own = features[chunk]
@@ -139,12 +133,6 @@ class _Loss(torch.autograd.Function):
             None,
             None,
         )
-
-
-def _chunk(features: Tensor, vocabulary: int) -> int:
-    """Rows whose logits are held at once."""
-    rows = max(1, most_logits(features.device.type) // vocabulary)
-    return rows if features.dtype != torch.float16 else min(rows, FP16_ROWS)
 
 
 def _add_product(d_weight: Tensor, slopes: Tensor, features: Tensor, gain: float) -> None:

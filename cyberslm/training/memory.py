@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.sizes import activation_bytes, cast_bytes
-from cyberslm.training.cross_entropy import most_logits
+from cyberslm.training.cross_entropy import CHUNK
 
 
 class Measured(NamedTuple):
@@ -108,7 +108,7 @@ def needed(  # noqa: PLR0913
     if frozen is not None:
         sure = cast_bytes(config) if bf16 and frozen.casts else 0
     activations = sure + int(kept * (measured.several if batch.several else measured.one))
-    loss = (2 if bf16 else 4) * (min(most_logits(device), batch.rows * length * config.vocab_size) + head)
+    loss = (2 if bf16 else 4) * (min(CHUNK, batch.rows * length * config.vocab_size) + head)
     weights, optimizer, trained = (-(-size // batch.shards) for size in (weights, optimizer, trained))
     gradients = trained if batch.several else max(0, trained - activations - loss)
     gathered = gathered_bytes(config) if batch.shards > 1 else 0

@@ -158,7 +158,7 @@ def test_the_head_never_holds_a_whole_batch_of_logits(
 ) -> None:
     model, tokenizer = opened
     before = score_texts(model, tokenizer, TEXTS)
-    monkeypatch.setattr(cross_entropy, "CPU_CHUNK", 3 * model.config.vocab_size)
+    monkeypatch.setattr(cross_entropy, "CHUNK", 3 * model.config.vocab_size)
     monkeypatch.setattr(cross_entropy, "PIECE", 2 * model.config.vocab_size)
     largest = 0
     normaliser = cross_entropy._normaliser

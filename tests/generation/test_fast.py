@@ -1,10 +1,9 @@
-"""The compiled step against the plain network; the library is built once for all of it, or everything skips."""
+"""The compiled step against the plain network; everything skips where there is no compiler."""
 
 from __future__ import annotations
 
 import copy
 import ctypes
-import os
 import warnings
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from cyberslm.model.config import CyberSLMConfig, RopeScaling
 from cyberslm.model.lora import LoraConfig, adapters, add_adapters
 from cyberslm.model.model import CyberSLM
 from cyberslm.model.quantised import pack_matrices, set_precision
-from cyberslm.native import build
 from cyberslm.native.build import BuildError, find_compiler, kept_library
 
 SIZES = {"vocab_size": 100, "hidden_dim": 64, "num_layers": 2, "num_heads": 4, "ffn_hidden_dim": 96, "max_seq_len": 64}
@@ -44,18 +42,7 @@ VARIANTS = {
 AUTO = DecodingConfig()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache folder for the module, with the library in it. A source that doesn't compile is a failure, no skip."""
-    try:
-        compiler = find_compiler()
-    except BuildError as error:
-        pytest.skip(f"no compiler here: {error}")
-    folder = tmp_path_factory.mktemp("cache")
-    os.environ["CYBERSLM_CACHE"] = str(folder)
-    build.build_library(compiler)
-    yield folder
-    del os.environ["CYBERSLM_CACHE"]
+pytestmark = pytest.mark.usefixtures("native_cache")
 
 
 def network(**variant: object) -> CyberSLM:
@@ -241,10 +228,10 @@ def test_caches_that_the_step_cannot_read_are_left_to_the_network() -> None:
 
 
 def test_a_kept_library_is_used_again_and_a_damaged_one_made_anew(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    native_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The compiler is one that copies a finished library and counts."""
-    (made,) = cache.glob("native/*/cyberslm.so")
+    (made,) = native_cache.glob("native/*/cyberslm.so")
     copying = tmp_path / "c++"
     copying.write_text(f'#!/bin/sh\necho >> {tmp_path}/runs\nfor last; do :; done\ncp {made} "$last"\n')
     copying.chmod(0o755)
@@ -263,8 +250,8 @@ def test_a_kept_library_is_used_again_and_a_damaged_one_made_anew(
     assert isinstance(kept_library(copying), ctypes.CDLL)
 
 
-def test_a_library_that_others_could_have_written_is_not_loaded(cache: Path) -> None:
-    (folder,) = (path for path in cache.glob("native/*") if path.is_dir())
+def test_a_library_that_others_could_have_written_is_not_loaded(native_cache: Path) -> None:
+    (folder,) = (path for path in native_cache.glob("native/*") if path.is_dir())
     folder.chmod(0o777)
     assert kept_library(find_compiler()) is None
     folder.chmod(0o700)

@@ -14,6 +14,7 @@ from cyberslm.data.shards import ShardWriter
 from cyberslm.data.store import TokenStore
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.model import CyberSLM
+from cyberslm.training import native as in_cpp
 from cyberslm.training.loss import measure, next_token_loss
 
 CONFIG = CyberSLMConfig(vocab_size=40, hidden_dim=32, num_layers=2, num_heads=2, ffn_hidden_dim=48, max_seq_len=16)
@@ -141,3 +142,21 @@ def test_parts_of_the_sources_add_up_to_the_same_total() -> None:
         assert part.loss_sum == pytest.approx(sum(total for total, _ in sums), rel=1e-5)
         assert part.num_bytes == sum(int(lengths[wanted[wanted != IGNORE]].sum()) for wanted in targets)
     assert sum(part.num_tokens for part in score.by_source.values()) == score.num_tokens
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 0.01])
+def test_a_model_in_cpp_has_its_loss_in_cpp_too(
+    z_loss: float, monkeypatch: pytest.MonkeyPatch, native_cache: Path
+) -> None:
+    calls = []
+    real = in_cpp.softmax_loss
+    monkeypatch.setattr(in_cpp, "softmax_loss", lambda *a, **k: calls.append(1) or real(*a, **k))
+    model, rows = CyberSLM(CONFIG, seed=1), batch()
+    found = []
+    for on in (False, True):
+        model.use_native(on=on)
+        output = next_token_loss(model, rows, z_loss=z_loss)
+        found.append((*output[:2], *torch.autograd.grad(output.objective, list(model.parameters()))))
+        assert calls == [1] * on
+    for plain, own in zip(*found, strict=True):
+        torch.testing.assert_close(own, plain, rtol=1e-4, atol=1e-5)
