@@ -36,6 +36,7 @@ def prepare(model: CyberSLM, config: DecodingConfig, *, threads: int | None = No
     matrices may be changed in place, but not replaced.
     """
     model.use_step(None)
+    model.use_native(on=False)
     if config.precision != "auto":
         set_precision(model, config.precision)
     if config.fast == "off" or (config.fast == "auto" and why_not(model) is not None):
@@ -62,6 +63,7 @@ class _Pending:
             self._compiler, self._failure = None, error
         else:
             self._library = kept_library(self._compiler)
+        model.use_native(on=self._library is not None)
 
     def __call__(self, tokens_N: Tensor, cache: KVCache, counts: Sequence[int]) -> Tensor | None:
         if self._step is None and not self._is_ready():
@@ -102,4 +104,5 @@ class _Pending:
 
     def _open(self) -> None:
         if self._step is None and self._library is not None:
+            self._model.use_native()  # it may have been built in between
             self._step = NativeStep(self._model, self._library, threads=self._threads)

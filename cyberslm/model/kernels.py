@@ -6,9 +6,9 @@ Every kernel in `KERNELS` has the signature `Kernel` and gives the same numbers,
 nothing. ``explicit`` is the formula, and lets nothing hidden through, be it NaN or infinite. ``fused`` is torch's
 kernel, which multiplies hidden values by a weight of 0, so that NaN would spread: on the CPU its result is looked at,
 and if it is not finite the formula decides. On other devices, and in a compiled graph, looking costs more than it is
-worth: there a NaN can reach an earlier query of the same run or mask. ``native`` is the library in C++ for whole rows on
-a CPU, and ``fused`` for the rest. ``flex`` is for documents on a GPU, which torch's kernel would take as a boolean of
-every pair, at a fraction of its speed.
+worth: there a NaN can reach an earlier query of the same run or mask. ``native`` is the library in C++ for whole rows
+on a CPU, and ``fused`` for the rest. ``flex`` is for documents on a GPU, which torch's kernel would take as a boolean
+of every pair, at a fraction of its speed.
 
 Letters: B batch, T queries, S keys, H query heads, K key/value heads, E head width.
 """

@@ -4,8 +4,10 @@
     int4   w = q s     q in -7 .. 7       s = max|group| / 7
 
 Only matrices are packed: embedding, projections and head. What computes with them widens them first, so that a packed
-network is exactly the plain one with the widened weights. Two int4 numbers share a byte, as q + 8: the first half of a
-group in the low four bits, the second half in the high ones.
+network is exactly the plain one with the widened weights. Where `CyberSLM.use_native` says so and the processor
+multiplies bf16, int8 layers take rows and give results in bf16, as those of bf16 networks do: their numbers are exact
+in it. Two int4 numbers share a byte, as q + 8: the first half of a group in the low four bits, the second half in the
+high ones.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cyberslm.errors import ConfigError
+from cyberslm.native.build import multiplies_bf16
 
 if TYPE_CHECKING:
     from cyberslm.model.model import CyberSLM
@@ -103,12 +106,23 @@ class _PackedModule(nn.Module):
 class PackedLinear(_PackedModule):
     """`nn.Linear` whose matrix is packed."""
 
+    native = False
+
     def __init__(self, packed: Packed, bias: nn.Parameter | None) -> None:
         super().__init__(packed)
         self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.matrix().to(x.dtype), self.bias)
+        if not self._goes_by_bf16(x):
+            return F.linear(x, self.matrix().to(x.dtype), self.bias)
+        y = F.linear(x.bfloat16(), self.weight.bfloat16()).float().mul_(self.scales)  # -127 .. 127 are exact
+        return y if self.bias is None else y.add_(self.bias)
+
+    def _goes_by_bf16(self, x: Tensor) -> bool:
+        plain = x.dtype == torch.float32 and not (torch.is_grad_enabled() and x.requires_grad)
+        return (
+            self.native and plain and self.weight.dtype == torch.int8 and x.device.type == "cpu" and multiplies_bf16()
+        )
 
 
 class PackedEmbedding(_PackedModule):

@@ -57,6 +57,12 @@ def library() -> ctypes.CDLL:
     return kept_library(compiler) or build_library(compiler)
 
 
+@functools.cache
+def multiplies_bf16() -> bool:
+    """Whether this processor multiplies pairs of bf16. Raises as `library` does."""
+    return bool(library().multiplies_bf16())
+
+
 def find_compiler() -> Path:
     """``CXX``, else c++, g++ or clang++. Raises `BuildError` when there is none."""
     for name in filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++")):
@@ -110,6 +116,7 @@ def _loaded(folder: Path) -> ctypes.CDLL:
     library.decode_step.restype = None
     library.scratch_floats.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     library.scratch_floats.restype = ctypes.c_int64
+    library.multiplies_bf16.argtypes, library.multiplies_bf16.restype = [], ctypes.c_int64
     for function in (library.attention_forward, library.attention_backward, library.softmax_loss):
         function.argtypes, function.restype = [ctypes.c_void_p], None
     return library

@@ -357,6 +357,8 @@ void run(const Network& net, const Step& step, const Scratch& s) {
 
 extern "C" {
 
+int64_t multiplies_bf16() { return HAS_PAIRS; }
+
 int64_t scratch_floats(const Network* net, int64_t rows, int64_t room) {
     return layout(*net, rows, room, nullptr, 0, nullptr);
 }

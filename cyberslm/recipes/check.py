@@ -12,7 +12,7 @@ from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.data import Say, describe, ensure_prepared, fit_model, row_loader
 from cyberslm.recipes.estimate import estimate, lines, refuse_too_large
 from cyberslm.recipes.header import header
-from cyberslm.recipes.machine import cpu_threads, on_this_machine
+from cyberslm.recipes.machine import cpu_threads, on_this_machine, with_native
 from cyberslm.recipes.origin import origin_of
 from cyberslm.recipes.shown import LEGEND, shown_row
 from cyberslm.training.distributed import Dist
@@ -35,6 +35,7 @@ def check(loaded: Loaded[TrainRun], say: Say) -> Iterator[str]:
     yield from describe(prepared)
     alone = Dist(device=device)
     refuse_too_large(run, alone)
+    run = with_native(run, alone, say)
     with cpu_threads(run.threads):
         yield from header(run, origin, loader, device)
         yield from lines(run, estimate(run, origin, prepared, alone, probe=True))

@@ -116,6 +116,10 @@ class TrainRun:
     """Fuse the work between matrix products by torch.compile, which needs a C++ compiler; auto = for runs of some ten
     minutes or more, but not with fsdp."""
 
+    native: Literal["auto", True, False] = "auto"
+    """Loops in C++ for what lies between matrix products on a CPU, built once for the machine in some ten seconds; auto
+    = where there is a C++ compiler."""
+
     threads: int = 0
     """CPU threads of a process; 0 = all cores, shared evenly by this machine's processes. Results are bit-identical
     only for the same number."""
@@ -189,6 +193,7 @@ NOT_THE_RESULT = frozenset(
         "scale",
         "threads",
         "compile",
+        "native",
         "train.micro_batch_size",
         "train.max_bad_steps",
         "train.max_rollbacks",
@@ -209,7 +214,7 @@ NOT_THE_RESULT = frozenset(
     }
 )
 """Keys that may change between two starts of one run: they leave its result alone (but for rounding, in the case of
-threads, processes, compile and micro_batch_size), only say when it gives up, or what they name is compared by
+threads, processes, compile, native and micro_batch_size), only say when it gives up, or what they name is compared by
 content."""
 NOT_THE_RESULT_SECTIONS = ("eval.sample_", "logging.", "distributed.")
 

@@ -18,6 +18,7 @@ import torch
 
 from cyberslm.errors import ConfigError
 from cyberslm.model.config import CyberSLMConfig
+from cyberslm.native.build import BuildError, find_compiler, kept_library
 from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.machine import on_this_machine, package_version
 from cyberslm.training import hardware, limits
@@ -176,13 +177,14 @@ def _torch() -> Iterator[Finding]:
 
 
 def _compiler() -> Iterator[Finding]:
-    wanted = os.environ.get("CXX", "g++")
-    found = shutil.which(wanted)
-    if found is None:
+    try:
+        found = find_compiler()
+    except BuildError as error:
         fix = "install a C++ compiler (Debian, Ubuntu: apt install g++) or name one with CXX"
-        yield Finding("compiler", None, f"no {wanted}: torch.compile can't be used on the processor", fix)
-    else:
-        yield Finding("compiler", found, f"{found}: torch.compile can be used")
+        yield Finding("compiler", None, f"{error}: neither loops in C++ nor torch.compile on the processor", fix)
+        return
+    kept = "built" if kept_library(found) is not None else "not built yet"
+    yield Finding("compiler", str(found), f"{found}: loops in C++ ({kept}) and torch.compile can be used")
 
 
 def _disk() -> Iterator[Finding]:

@@ -128,6 +128,7 @@ def estimate(run: TrainRun, origin: Origin, prepared: Prepared, dist: Dist, *, p
         loss_scale=loss_scale(run),
     )
     model = origin.outline(device)
+    model.use_native(on=run.native is True)
     loader = row_loader(run, prepared, prepared.train)
     speed = measure_speed(
         plan,

@@ -36,9 +36,13 @@ def header(run: TrainRun, origin: Origin, loader: RowLoader, device: torch.devic
         *_off_the_dial(run),
         *describe_rows(loader),
         _optimizer_line(run, origin),
-        f"device: {device}, {run.precision}, {torch.get_num_threads()} threads, seed {run.seed}",
+        f"device: {device}, {run.precision}, {torch.get_num_threads()} threads{_loops(run)}, seed {run.seed}",
         f"folder: {run.folder}",
     ]
+
+
+def _loops(run: TrainRun) -> str:
+    return ", loops in C++" if run.native is True else ""
 
 
 def processes(run: TrainRun, dist: Dist) -> list[str]:

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from cyberslm.errors import ConfigError
-from cyberslm.training.distributed import place
+from cyberslm.errors import ConfigError, CyberSLMError
+from cyberslm.native.build import library
+from cyberslm.training.distributed import Dist, place
 from cyberslm.training.limits import auto_precision
 from cyberslm.training.loss_scale import LossScale
 
 if TYPE_CHECKING:
     from cyberslm.recipes.config import TrainRun
+    from cyberslm.recipes.data import Say
 
 PRODUCTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PACKAGES = ("cyberslm", "torch", "sentencepiece", "safetensors", "numpy")
@@ -42,6 +44,25 @@ def on_this_machine(run: TrainRun) -> tuple[TrainRun, torch.device]:
     if precision == "auto":
         precision = auto_precision(device)
     return replace(run, device="cuda" if device.type == "cuda" else "cpu", precision=precision), device
+
+
+def with_native(run: TrainRun, dist: Dist, say: Say) -> TrainRun:
+    """The run with ``native`` as it is here: True if every process has the library; a line where one can't be made."""
+    if run.native is False or dist.device.type != "cpu":
+        return replace(run, native=False)
+    dist.on_first(_failure_of_library)
+    failed = next((reason for reason in dist.gather(_failure_of_library()) if reason is not None), None)
+    if failed is not None:
+        say(f"warning: slower, without the loops in C++ (native: false leaves them out): {failed}")
+    return replace(run, native=failed is None)
+
+
+def _failure_of_library() -> str | None:
+    try:
+        library()
+    except (CyberSLMError, OSError) as error:
+        return str(error)
+    return None
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from cyberslm.recipes.folder import refuse_other_run, require_space, write_run_f
 from cyberslm.recipes.header import header, processes
 from cyberslm.recipes.hooks import Process, RunHooks, check_samples
 from cyberslm.recipes.interrupts import Interrupts
-from cyberslm.recipes.machine import autocast, cpu_threads, loss_scale, on_this_machine
+from cyberslm.recipes.machine import autocast, cpu_threads, loss_scale, on_this_machine, with_native
 from cyberslm.recipes.origin import Origin, origin_of
 from cyberslm.recipes.preferences import ensure_reference, objective_of, trained_rows
 from cyberslm.training.compiled import compile_and_try, is_worth_compiling
@@ -125,9 +125,11 @@ def _train(loaded: Loaded[TrainRun], process: Process, stop_at: int | None) -> O
     _check_patience(run, prepared)
     dist.on_first(lambda: _claim(loaded, run))
     refuse_too_large(run, dist)
+    run = with_native(run, dist, screen.line)
     origin = origin_of(run)
     found = estimate(run, origin, prepared, dist, probe=step is None)
     model, state, training = _start(run, origin, step, dist.device, screen.line)
+    model.use_native(on=run.native is True)
     loss, count = objective_of(run)
     dist.on_first(lambda: ensure_reference(run, prepared, lambda: origin.fresh(dist.device), screen.line))
     if run.train.activation_checkpointing:
