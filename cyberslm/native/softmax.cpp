@@ -73,6 +73,7 @@ inline void one_row(const Logits& a, Cell* row, int64_t target, float* z, float*
     const float cap = float(a.softcap), weight = float(a.z_loss);
     Floats tops = splat(-INFINITY);
     each_vector(row, a.vocabulary, [&](int64_t i, const Cell* cells) {
+        __builtin_prefetch(reinterpret_cast<const char*>(cells) + AHEAD, 0, 2);
         Floats x = get(cells);
         if constexpr (capped) x = cap * tanh(x / cap);
         store(z + i, x);
