@@ -217,7 +217,11 @@ class CyberSLM(nn.Module):
 
     def head(self, features: Tensor) -> Tensor:
         """Logits ``(..., V)`` of features ``(..., D)``."""
-        logits = F.linear(features, self.head_weight.to(features.dtype))
+        source = self.embed_tokens if self.lm_head is None else self.lm_head
+        if isinstance(source, PackedEmbedding | PackedLinear):
+            logits = source.product(features)
+        else:
+            logits = F.linear(features, source.weight.to(features.dtype))
         cap = self.config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 

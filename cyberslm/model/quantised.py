@@ -23,10 +23,14 @@ if TYPE_CHECKING:
 
 Packing = Literal["int8", "int4"]
 PACKINGS: tuple[Packing, ...] = get_args(Packing)
+PACKED: dict[torch.dtype, Packing] = {torch.int8: "int8", torch.uint8: "int4"}
+"""By the type of their numbers."""
 Precision = Literal["fp32", "bf16", "int8", "int4"]
 """What matrices are kept in. bf16 networks also compute in bf16, the others in fp32."""
 GROUP = 32
 """Numbers of an int4 row that share a scale."""
+WIDE = 1 << 19
+"""Numbers of a packed matrix that are widened at a time: 2 MiB."""
 
 
 class Packed(NamedTuple):
@@ -45,6 +49,13 @@ def packed_shapes(packing: Packing, rows: int, columns: int) -> tuple[tuple[int,
     if columns % GROUP:
         raise ConfigError(f"int4 needs rows that are a multiple of {GROUP} wide, not {columns}: use int8")
     return (rows, columns // 2), (rows, columns // GROUP)
+
+
+def _packed_on_meta(packing: Packing, rows: int, columns: int) -> Packed:
+    """Its shapes alone; arithmetic on the meta device would import torch's compiler, some 70 MB."""
+    weight, scales = packed_shapes(packing, rows, columns)
+    (stored,) = (dtype for dtype, name in PACKED.items() if name == packing)
+    return Packed(torch.empty(weight, dtype=stored, device="meta"), torch.empty(scales, device="meta"))
 
 
 def pack(weight: Tensor, packing: Packing) -> Packed:
@@ -68,10 +79,10 @@ def unpack(packed: Packed, rows: Tensor | None = None) -> Tensor:
     """The matrix in fp32; of the given ``rows`` only, in any shape, ``(..., columns)``."""
     weight, scales = packed if rows is None else (packed.weight[rows], packed.scales[rows])
     if weight.dtype == torch.int8:
-        return weight.float() * scales.unsqueeze(-1)
+        return weight.float().mul_(scales.unsqueeze(-1))
     pairs = weight.unflatten(-1, (-1, GROUP // 2))
-    groups = torch.cat((pairs & 15, pairs >> 4), dim=-1).float() - 8.0
-    return (groups * scales.unsqueeze(-1)).flatten(-2)
+    groups = torch.cat((pairs & 15, pairs >> 4), dim=-1).float().sub_(8.0)
+    return groups.mul_(scales.unsqueeze(-1)).flatten(-2)
 
 
 class _PackedModule(nn.Module):
@@ -91,6 +102,18 @@ class _PackedModule(nn.Module):
         """All of it in fp32."""
         return unpack(self.packed)
 
+    def product(self, x: Tensor) -> Tensor:
+        """``x`` ``(..., columns)`` times the widened matrix, ``(..., rows)``; a few rows of it are wide at a time."""
+        rows = len(self.weight)
+        at_once = max(1, WIDE // x.shape[-1])
+        if rows <= at_once:
+            return F.linear(x, self.matrix().to(x.dtype))
+        out = x.new_empty(*x.shape[:-1], rows)
+        for start in range(0, rows, at_once):
+            some = slice(start, start + at_once)
+            out[..., some] = F.linear(x, unpack(Packed(self.weight[some], self.scales[some])).to(x.dtype))
+        return out
+
     def _apply(self, fn, recurse: bool = True):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, FBT001, FBT002
         """Moves go through; scales stay fp32 when the module is cast, as what is packed cannot be."""
         scales = self.scales
@@ -108,7 +131,8 @@ class PackedLinear(_PackedModule):
         self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.matrix().to(x.dtype), self.bias)
+        out = self.product(x)
+        return out if self.bias is None else out + self.bias
 
 
 class PackedEmbedding(_PackedModule):
@@ -132,7 +156,8 @@ def pack_matrices(model: nn.Module, packing: Packing) -> None:
     for _, _, child in found:
         packed_shapes(packing, *child.weight.shape)
     for parent, name, child in found:
-        packed = pack(child.weight, packing)
+        on_meta = child.weight.is_meta
+        packed = _packed_on_meta(packing, *child.weight.shape) if on_meta else pack(child.weight, packing)
         bias = cast("nn.Parameter | None", getattr(child, "bias", None))
         new = PackedLinear(packed, bias) if isinstance(child, nn.Linear) else PackedEmbedding(packed)
         setattr(parent, name, new.train(child.training))
@@ -141,8 +166,8 @@ def pack_matrices(model: nn.Module, packing: Packing) -> None:
 def precision_of(model: CyberSLM) -> Precision:
     """What its matrices are kept in."""
     stored = model.embed_tokens.weight.dtype
-    if stored in (torch.int8, torch.uint8):
-        return "int8" if stored == torch.int8 else "int4"
+    if stored in PACKED:
+        return PACKED[stored]
     return "bf16" if stored == torch.bfloat16 else "fp32"
 
 

@@ -16,7 +16,7 @@ from cyberslm.decoding.draft import Speculation
 from cyberslm.decoding.prefixes import PrefixCache
 from cyberslm.errors import ConfigError
 from cyberslm.generation.chat import Chat
-from cyberslm.generation.config import DecodingConfig
+from cyberslm.generation.config import AskedPrecision, DecodingConfig
 from cyberslm.generation.engine import Engine
 from cyberslm.generation.fast import prepare
 from cyberslm.model.lora import merge
@@ -29,7 +29,7 @@ def load(  # noqa: PLR0913 (one keyword a choice, as people type them)
     path: Path | str,
     *,
     device: str = "auto",
-    precision: Literal["auto", "fp32", "bf16", "int8", "int4"] = "auto",
+    precision: AskedPrecision = "auto",
     fast: Literal["auto", "on", "off"] = "auto",
     lookup: bool = False,
     draft: Path | str | None = None,
@@ -44,7 +44,7 @@ def load(  # noqa: PLR0913 (one keyword a choice, as people type them)
     `IntegrityError` names one that is damaged.
     """
     config = DecodingConfig(precision=precision, fast=fast)
-    found = _opened(path, device)
+    found = _opened(path, device, precision)
     prepare(found.model, config)
     return Engine(
         found.model,
@@ -60,7 +60,7 @@ def _speculation(
 ) -> Speculation | None:
     if draft is None:
         return Speculation(lookup=True) if lookup else None
-    drafting = _opened(draft, found.model.device.type)
+    drafting = _opened(draft, found.model.device.type, "auto")
     if drafting.tokenizer.sha256 != found.tokenizer.sha256:
         raise ConfigError(f"the draft model {draft} has another tokenizer: it must be that of the model it drafts for")
     prepare(drafting.model, replace(config, precision="auto"))
@@ -69,7 +69,7 @@ def _speculation(
 
 def open_chat(path: Path | str, *, device: str = "auto", system: str | None = None) -> tuple[Chat, str | None]:
     """A conversation with the model of a folder, by its own chat template; and what speaks against it, if anything."""
-    found = _opened(path, device)
+    found = _opened(path, device, "auto")
     prepare(found.model, DecodingConfig())
     renderer = renderer_for(found.tokenizer, template=found.extras.chat_template)
     doubt = None
@@ -82,11 +82,12 @@ def open_chat(path: Path | str, *, device: str = "auto", system: str | None = No
     return Chat(engine, renderer, system=system), doubt
 
 
-def _opened(path: Path | str, device: str) -> ModelFolder:
+def _opened(path: Path | str, device: str, precision: AskedPrecision) -> ModelFolder:
+    """In ``precision``, but for an adapter, which is merged before its model can be rounded."""
     folder, where = find_model(Path(path)), pick_device(device)
     if is_adapter(folder):
         return load_merged(folder, device=where)
-    return load_model(folder, device=where, reduced="take")
+    return load_model(folder, device=where, reduced="take", precision=None if precision == "auto" else precision)
 
 
 def load_merged(folder: Path, *, base: Path | None = None, device: torch.device | str = "cpu") -> ModelFolder:
@@ -138,7 +139,7 @@ def quantize(path: Path | str, target: Path | str, *, precision: Literal["bf16",
     if Path(target).exists():
         raise ConfigError(f"{target} exists: name another folder")
     folder = find_model(Path(path))
-    found = load_merged(folder) if is_adapter(folder) else load_model(folder)
+    found = load_merged(folder) if is_adapter(folder) else load_model(folder, precision=precision)
     set_precision(found.model, precision)
     kept = {
         key: value for key, value in found.manifest.items() if key not in ("files", "self", "kind", "tokenizer_sha256")
