@@ -116,6 +116,10 @@ class CyberSLM(nn.Module):
     def vocab_size(self) -> int:
         return self.config.vocab_size
 
+    @property
+    def keys_follow_length(self) -> bool:
+        return self.rope.by_length
+
     def new_cache(self, batch_size: int, capacity: int | Sequence[int], *, dtype: torch.dtype | None = None) -> KVCache:
         """An empty cache on the model's device, in its dtype unless another is given.
 

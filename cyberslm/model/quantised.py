@@ -29,8 +29,8 @@ Precision = Literal["fp32", "bf16", "int8", "int4"]
 """What matrices are kept in. bf16 networks also compute in bf16, the others in fp32."""
 GROUP = 32
 """Numbers of an int4 row that share a scale."""
-WIDE = 1 << 19
-"""Numbers of a packed matrix that are widened at a time: 2 MiB."""
+WIDE = 1 << 18
+"""Numbers of a packed matrix that are widened at a time: 1 MiB."""
 
 
 class Packed(NamedTuple):

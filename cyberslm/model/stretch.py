@@ -65,11 +65,12 @@ def _size(tensor: Tensor) -> int:
 
 def _stretch(like: Sequence[Tensor]) -> Iterator[Tensor]:
     """Tensors of these types and shapes, one behind the other."""
-    pages = mmap.mmap(-1, sum(map(_size, like)) + 2 * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
+    size = sum(map(_size, like))
+    pages = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     room = torch.frombuffer(pages, dtype=torch.uint8)
     at = -room.data_ptr() % HUGE_PAGE
+    if hasattr(mmap, "MADV_HUGEPAGE") and size >= HUGE_PAGE:
+        pages.madvise(mmap.MADV_HUGEPAGE, at, size // HUGE_PAGE * HUGE_PAGE)  # of a page begun all would be taken
     for tensor in like:
         yield room[at : at + tensor.numel() * tensor.element_size()].view(tensor.dtype).view(tensor.shape)
         at += _size(tensor)

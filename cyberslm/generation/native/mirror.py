@@ -82,6 +82,8 @@ class NativeStep:
         self._library, self._rope, self._config = library, model.rope, model.config
         gather(model)
         self._kept: list[object] = []
+        self._narrow = _gathered_vectors(model)
+        self._wide = self._narrow.float()
         self._layers = (_Layer * model.config.num_layers)(*(self._layer(block) for block in model.layers))
         embedding = self._matrix(model.embed_tokens)
         self._network = _Network(
@@ -116,6 +118,7 @@ class NativeStep:
         logits = torch.empty(len(tokens), self._config.vocab_size)
         room = held[0].shape[2]
         with self._one_at_a_time:
+            self._wide.copy_(self._narrow)
             step = _Step(
                 *(t.data_ptr() for t in (tokens, places, angles, starts, cos, sin)),
                 ctypes.addressof(caches),
@@ -169,11 +172,13 @@ class NativeStep:
         return _Norm(self._pointer(module.weight), bias, module.eps, isinstance(module, LayerNorm))
 
     def _pointer(self, vector: Tensor | None) -> int | None:
-        """Of a vector in fp32, which is kept."""
+        """Of a vector in fp32: its own, or where it is widened to."""
         if vector is None:
             return None
-        self._kept.append(vector.detach().float().contiguous())
-        return self._kept[-1].data_ptr()  # type: ignore[attr-defined]
+        self._kept.append(vector)
+        if vector.dtype == torch.float32:
+            return vector.data_ptr()
+        return self._wide.data_ptr() + 2 * (vector.data_ptr() - self._narrow.data_ptr())
 
 
 def why_not(model: CyberSLM) -> str | None:
@@ -186,6 +191,15 @@ def why_not(model: CyberSLM) -> str | None:
         if module.weight.dtype not in KINDS:
             return f"its weights are {module.weight.dtype}"
     return None
+
+
+def _gathered_vectors(model: CyberSLM) -> Tensor:
+    """Norms and biases in bf16, moved into one tensor."""
+    vectors = [p for p in model.parameters() if p.ndim == 1 and p.dtype == torch.bfloat16]
+    together = torch.cat([torch.empty(0, dtype=torch.bfloat16), *(p.detach() for p in vectors)])
+    for parameter, part in zip(vectors, together.split([len(p) for p in vectors]), strict=True):
+        parameter.data = part
+    return together
 
 
 def _sizes(config: CyberSLMConfig, threads: int) -> tuple[int, ...]:
