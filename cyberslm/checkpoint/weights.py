@@ -21,8 +21,8 @@ from cyberslm.model.model import CyberSLM
 from cyberslm.model.quantised import PACKED, Precision, pack, set_precision
 from cyberslm.model.stretch import empty_tensors
 
-BLOCK = 1 << 19
-"""Numbers that are held in the file's precision at a time: 2 MiB."""
+BLOCK = 1 << 18
+"""Numbers that are held in the file's precision at a time: 1 MiB."""
 
 
 def read_weights(
