@@ -11,19 +11,19 @@ file's own header before memory is taken.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from cyberslm import files
 from cyberslm.checkpoint.hf import config_from_json, disk_name, generation_config, hf_config, precision_from_json
 from cyberslm.checkpoint.tensors import Kind, write_tensors
+from cyberslm.checkpoint.weights import read_weights
 from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.model import CyberSLM
@@ -39,7 +39,6 @@ KIND = "cyberslm-model"
 CHAT_TEMPLATE = "chat_template.jinja"
 GENERATION = "generation_config.json"
 JSON_LIMIT = 1 << 20
-DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.int8: "I8", torch.uint8: "U8"}
 
 
 class Extras(NamedTuple):
@@ -143,30 +142,28 @@ def _let_template_spell(path: Path) -> None:
 
 
 def load_model(
-    folder: Path | str, *, device: torch.device | str = "cpu", reduced: Literal["refuse", "take"] = "refuse"
+    folder: Path | str,
+    *,
+    device: torch.device | str = "cpu",
+    reduced: Literal["refuse", "take"] = "refuse",
+    precision: Precision | None = None,
 ) -> ModelFolder:
     """Open a model folder, checking every file's SHA-256 first.
 
     A folder in fewer bits than fp32 has lost what training and export need: unless ``reduced`` is "take", `ConfigError`
-    says so. Raises `IntegrityError` naming the file that is missing, damaged or doesn't fit, and what is wrong with it.
+    says so. With ``precision`` the weights are rounded to it while they are read, as `set_precision` would. Raises
+    `IntegrityError` naming the file that is missing, damaged or doesn't fit, and what is wrong with it.
     """
     path = Path(folder)
     manifest = verify_model(path)
     where, written = str(path / "config.json"), read_json(path / "config.json")
-    config, precision = config_from_json(written, where=where), precision_from_json(written, where=where)
-    if precision != "fp32" and reduced == "refuse":
+    config, held = config_from_json(written, where=where), precision_from_json(written, where=where)
+    if held != "fp32" and reduced == "refuse":
         raise ConfigError(
-            f"{path} is kept in {precision}, for use only: train, merge or export the folder that it was made from"
+            f"{path} is kept in {held}, for use only: train, merge or export the folder that it was made from"
             + (f", {manifest['source']}" if isinstance(manifest.get("source"), str) else "")
         )
-    try:
-        with safe_open(path / WEIGHTS, framework="pt", device=str(torch.device(device))) as archive:
-            model = _model_of(config, precision, archive, path / WEIGHTS)
-            weights = {name: archive.get_tensor(disk_name(name)) for name in model.state_dict(keep_vars=True)}
-    except (SafetensorError, OSError) as error:
-        raise IntegrityError(f"{path / WEIGHTS} can't be read: {error}") from error
-    model.load_state_dict(weights, strict=True, assign=True)
-    model.rope.allocate(device)
+    model = read_weights(path / WEIGHTS, config, held, precision=precision or held, device=device)
     return ModelFolder(model.eval(), load_tokenizer(path), manifest, load_extras(path, config))
 
 
@@ -236,30 +233,6 @@ def read_text(path: Path) -> str:
         return data.decode("utf-8")
     except (OSError, ValueError) as error:
         raise IntegrityError(f"{path} can't be read: {error}") from error
-
-
-def _tensors(model: CyberSLM) -> dict[str, Tensor]:
-    """What is saved of a model, by its name on disk. Detaching on the meta device would import torch's compiler."""
-    return {disk_name(name): tensor for name, tensor in model.state_dict(keep_vars=True).items()}
-
-
-def _model_of(config: CyberSLMConfig, precision: Precision, archive: safe_open, path: Path) -> CyberSLM:
-    """The network of ``config`` without weights, after its header has shown that the file holds exactly those."""
-    headers = {name: archive.get_slice(name) for name in archive.keys()}  # noqa: SIM118 (not a mapping)
-    held = sum(math.prod(header.get_shape()) for header in headers.values())
-    if held < config.num_parameters // 2 or (precision == "fp32" and held != config.num_parameters):
-        raise IntegrityError(f"{path} holds {held:,} parameters, config.json asks for {config.num_parameters:,}")
-    model = CyberSLM(config, device="meta")
-    set_precision(model, precision)
-    wanted = _tensors(model)
-    if odd := sorted(set(headers) ^ set(wanted)):
-        raise IntegrityError(f"{path}: tensor {odd[0]} is {'missing' if odd[0] in wanted else 'unknown'}")
-    for name, tensor in wanted.items():
-        if (found := headers[name].get_dtype()) != DTYPES[tensor.dtype]:
-            raise IntegrityError(f"{path} holds tensors of type {found}, not {DTYPES[tensor.dtype]}")
-        if (shape := headers[name].get_shape()) != list(tensor.shape):
-            raise IntegrityError(f"{path}: tensor {name} has shape {shape}, config.json asks for {list(tensor.shape)}")
-    return model
 
 
 def write_training(staging: Path, training: TrainingFiles) -> None:

@@ -1,4 +1,4 @@
-"""A safetensors file written one tensor after the other, so that all of them need not be in memory at once.
+"""A safetensors file, written tensor by tensor or read by rows, so that all of them need not be in memory at once.
 
 Of tensors of one type the bytes are those that the safetensors library writes (https://github.com/huggingface/safetensors):
 eight bytes of header length, a JSON header filled with spaces to a multiple of eight, then the values, wide types
@@ -11,13 +11,13 @@ import errno
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cyberslm.errors import InputError, StorageError
+from cyberslm.errors import InputError, IntegrityError, StorageError
 
 TYPES = {
     torch.float64: "F64",
@@ -30,6 +30,7 @@ TYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+DTYPES = {name: dtype for dtype, name in TYPES.items()}
 
 
 class Kind(NamedTuple):
@@ -45,6 +46,45 @@ class Kind(NamedTuple):
     @property
     def size(self) -> int:
         return self.dtype.itemsize * torch.Size(self.shape).numel()
+
+
+class TensorFile:
+    """Tensors of a file that the safetensors library has opened before, and so has checked, read without mapping it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("rb", buffering=0)
+        length = int.from_bytes(self._file.read(8), "little")
+        header = json.loads(self._file.read(length))
+        self._entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        self._begin = 8 + length
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def kind(self, name: str) -> Kind:
+        entry = self._entries[name]
+        return Kind(DTYPES[entry["dtype"]], tuple(entry["shape"]))
+
+    def read(self, name: str, target: Tensor, *, first_row: int = 0) -> None:
+        """Fill ``target``, contiguous and of the tensor's type, with as many of its rows. Raises `IntegrityError`."""
+        kind = self.kind(name)
+        start = first_row * (kind.size // kind.shape[0]) if first_row else 0
+        if target.dtype != kind.dtype or start + Kind.of(target).size > kind.size:
+            raise InputError(f"tensor {name} is {kind}: {Kind.of(target)} can't be read from row {first_row}")
+        self._file.seek(self._begin + self._entries[name]["data_offsets"][0] + start)
+        room = target.detach().view(-1).view(torch.uint8).numpy().data
+        while room:
+            count = self._file.readinto(room)
+            if not count:
+                raise IntegrityError(f"{self._path} ends within tensor {name}")
+            room = room[count:]
 
 
 def write_tensors(path: Path, kinds: Mapping[str, Kind], tensor: Callable[[str], Tensor]) -> None:

@@ -101,9 +101,16 @@ class FormOptions(NamedTuple):
         return None if self.regex is None else Constraint.regex(self.regex)
 
     def _preset(self, ids: str) -> Constraint:
-        from cyberslm.generation.presets import preset
+        from cyberslm.generation.presets import PRESETS, preset
 
-        return preset(self.preset or "", ids=ids, optional=self.preset_optional)
+        name = self.preset or ""
+        if self.preset_ids is None and name in PRESETS and PRESETS[name].needs_ids:
+            raise GenerationError(f"--preset {name} needs --preset-ids FILE, any text that names what it may choose")
+        try:
+            return preset(name, ids=ids, optional=self.preset_optional)
+        except GenerationError as error:
+            where = "" if self.preset_ids is None else f" (--preset-ids {self.preset_ids})"
+            raise GenerationError(f"{error}{where}") from error
 
 
 def _read(path: Path, option: str) -> str:

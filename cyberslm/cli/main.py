@@ -72,11 +72,12 @@ def init(
     """
     from cyberslm.files import write_text
     from cyberslm.recipes.starter import starter
+    from cyberslm.recipes.told import next_command
 
     if out.exists() and not force:
         raise ConfigError(f"{out} exists: name another file with --out, or replace it with --force")
     write_text(out, starter(text, out=out, scale=scale))
-    typer.echo(f"wrote {out}\nnext:  cyberslm check {out}")
+    typer.echo(f"wrote {out}\n{next_command('check', out)}")
 
 
 app.command()(look.doctor)

@@ -109,7 +109,8 @@ def generate(
 ) -> None:
     """Continue a prompt.
 
-    The prompt is printed too; --json gives one object per answer.
+    Prompt and continuation are printed as one text. An answer whose form is bound (--json-schema, --regex, --choice,
+    --grammar, --preset) is printed alone; --json gives one object per answer.
     """
     given = dict(locals())
     prompts = _prompts(prompt, prompt_file)
@@ -133,15 +134,17 @@ def generate(
     engine = load(model, device=device, precision=precision, fast=fast, lookup=lookup, draft=draft)
     if (sys.stdout.isatty() if stream is None else stream) and not several and not as_json:
         events = engine.stream(prompts, params, demand=demands)
-        _write(prompts[0])
+        _write("" if demands[0].constraint is not None else prompts[0])
         for event in events:
             _write(event.text)
             if event.finish_reason is not None:
                 _notes(event.truncated, event.finish_reason)
         _write("\n")
         return
+    bound = demands[0].constraint is not None
     for made in engine.generate(prompts, params, demand=demands):
-        _write(json.dumps(_record(made), ensure_ascii=False) + "\n" if as_json else made.prompt + made.text + "\n")
+        text = made.text if bound else made.prompt + made.text
+        _write((json.dumps(_record(made), ensure_ascii=False) if as_json else text) + "\n")
         _notes(made.truncated, made.finish_reason)
         if made.valid is False:
             say(f"note: the answer is not whole: it ended ({made.finish_reason}) before it met what was asked of it")
@@ -153,9 +156,11 @@ def quantize(
     precision: Annotated[Reduced, typer.Option(help="bf16, int8 or int4.")] = "int8",
 ) -> None:
     """Write a model folder in fewer bits: smaller and faster to use, no longer to be trained or exported."""
+    from cyberslm.recipes.told import next_command
     from cyberslm.recipes.use import quantize as write
 
-    say(f"next: cyberslm generate {write(model, dest, precision=precision)} --prompt ...")
+    write(model, dest, precision=precision, say=say)
+    say(next_command("generate", dest, "--prompt 'TEXT'"))
 
 
 def _record(made: Completion) -> dict[str, object]:

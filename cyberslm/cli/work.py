@@ -241,6 +241,7 @@ def _source(
         field=field,
         on_bad_input=on_bad_input.value,
         encodings=tuple(encoding or ()),
+        option="--field",
     )
 
 

@@ -56,6 +56,8 @@ class RecordFile:
     """What a record that can't be read or has no text leads to: an error with its line, or a counted skip."""
     encodings: tuple[str, ...] = ()
     """Encodings to try in turn for what is not UTF-8."""
+    option: str | None = None
+    """What errors say the field is named by, such as --field."""
 
     def __post_init__(self) -> None:
         if self.form is not None and self.form not in get_args(Form):
@@ -66,9 +68,11 @@ class RecordFile:
             what = "is not a file" if self.path.exists() else "does not exist"
             raise ConfigError(f"{printable(self.path)} {what}: give a file of records, or - for standard input")
         if self.kind != "text" and self.field is None:
-            raise ConfigError(f"{self.name} is {self.kind}: name the column or key that holds its text")
+            raise ConfigError(f"{self.name} is {self.kind}: name the column or key that holds its text{self._how}")
         if self.kind == "text" and self.field not in (None, LINE_FIELD):
-            raise ConfigError(f"{self.name} is lines of text and has no field {self.field!r}: leave the field out")
+            raise ConfigError(
+                f"{self.name} is lines of text and has no field {self.field!r}: leave {self.option or 'the field'} out"
+            )
         _ = self._config
 
     @property
@@ -108,6 +112,10 @@ class RecordFile:
                 raise DataError(f"{self.name} changed while it was being read: work on a copy that stays still")
 
     @property
+    def _how(self) -> str:
+        return "" if self.option is None else f" with {self.option}"
+
+    @property
     def _config(self) -> DataConfig:
         return DataConfig(on_bad_input=self.on_bad_input, encodings=self.encodings, max_document_bytes=MAX_RECORD_BYTES)
 
@@ -128,7 +136,9 @@ class RecordFile:
         name = self.field or LINE_FIELD
         text = _value(fields, name)
         if not isinstance(text, str):
-            raise Unreadable(f"field {name!r} is {'missing' if text is None else 'not a string'}")
+            what = "missing" if text is None else "not a string"
+            hint = "" if self.option is None else f"; name the one that holds the text{self._how}"
+            raise Unreadable(f"field {name!r} is {what}{hint}")
         if not text.strip():
             raise Unreadable(f"field {name!r} is empty")
         return Record(line, fields, text)

@@ -66,7 +66,7 @@ class Batch:
     """Rows that are continued together. ``allowed`` is a boolean ``(V,)`` of ids that may be made (default: all), to
     which each request adds its own stop ids; ``stop_ids`` end every row. With ``speculation`` a step may make several
     tokens of a row, the same ones in fewer passes. With ``prefixes`` what prompts have in common with earlier ones is
-    not fed again."""
+    not fed again. Raises `GenerationError` for prefixes that the model can't share."""
 
     def __init__(
         self,
@@ -78,6 +78,8 @@ class Batch:
         speculation: Speculation | None = None,
         prefixes: PrefixCache | None = None,
     ) -> None:
+        if prefixes is not None:
+            prefixes.serve(model)
         self._model, self._stop_ids, self._chunk = model, stop_ids, chunk
         self._speculation, self._prefixes = speculation, prefixes
         never = () if allowed is None else (~allowed).nonzero().flatten().tolist()

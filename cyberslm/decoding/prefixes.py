@@ -2,11 +2,12 @@
 
 A system prompt, a list of labels or a long report is read once; what follows it is all that the next request feeds. A
 prompt finds the entry with which it shares most tokens and takes a copy of as many, so entries never change; those used
-longest ago make room for new ones. It belongs to one model, whose weights stay as they are.
+longest ago make room for new ones. It belongs to one model, the first it serves, whose weights stay as they are.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -29,6 +30,7 @@ class PrefixCache:
         self.tokens_saved = 0
         """Tokens that did not have to be fed."""
         self._held: OrderedDict[tuple[int, ...], Cache] = OrderedDict()
+        self._model: weakref.ref[LanguageModel] | None = None
 
     def __len__(self) -> int:
         return len(self._held)
@@ -37,6 +39,17 @@ class PrefixCache:
     def num_bytes(self) -> int:
         """Bytes held."""
         return sum(cache.num_bytes for cache in self._held.values())
+
+    def serve(self, model: LanguageModel) -> None:
+        """Belong to ``model``. Raises `GenerationError` for one whose keys can't be shared, or another than before."""
+        if model.keys_follow_length:
+            raise GenerationError(
+                "prefixes can't be shared with rope scaling of type dynamic, which turns keys by the length of the"
+                " whole text: leave out the prefix cache"
+            )
+        if self._model is not None and self._model() is not model:
+            raise GenerationError("the prefix cache holds another model's keys: give each model its own")
+        self._model = weakref.ref(model)
 
     def find(self, prompt: Sequence[int], capacity: int) -> Cache | None:
         """A cache of one row that holds the beginning of ``prompt``, never all of it: its last token is to be fed."""

@@ -8,12 +8,14 @@ from typing import Literal
 from cyberslm.errors import ConfigError
 from cyberslm.model.checks import type_problems
 
+AskedPrecision = Literal["auto", "fp32", "bf16", "int8", "int4"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
     """Choices that change speed and memory, and with fewer bits the last digits of the logits."""
 
-    precision: Literal["auto", "fp32", "bf16", "int8", "int4"] = "auto"
+    precision: AskedPrecision = "auto"
     """Bits that weights are kept in while the model is used; auto = those of its folder."""
 
     fast: Literal["auto", "on", "off"] = "auto"

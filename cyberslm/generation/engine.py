@@ -80,11 +80,8 @@ class Engine:
                 raise GenerationError(
                     f"the draft model has {theirs} ids and the model {model.vocab_size}: it needs the same tokenizer"
                 )
-        if prefixes is not None and model.rope.by_length:
-            raise GenerationError(
-                "prefixes can't be shared with rope scaling of type dynamic, which turns keys by the length of the"
-                " whole text: leave out the prefix cache"
-            )
+        if prefixes is not None:
+            prefixes.serve(model)
         self.model, self.tokenizer, self.stop_ids = model, tokenizer, tuple(stop_ids)
         self._speculation, self._prefixes = speculation, prefixes
         allowed = torch.zeros(model.config.vocab_size, dtype=torch.bool)

@@ -1,16 +1,14 @@
 """The structures of `step.cpp` and how a network fills them.
 
-Weights are moved once into one stretch of huge pages, in the order in which a step reads them; the network's own
-tensors become views of it, so that they are held once. Reading them is nearly all of a step's time, and twice as fast
-there as from pages of 4 KiB. Nothing is copied afterwards: a weight that is changed in place is changed for both.
+Weights are held once, in one stretch of huge pages (`cyberslm.model.stretch`): what is changed in place is changed for
+both. Vectors that aren't fp32 are widened anew before each step.
 """
 
 from __future__ import annotations
 
 import ctypes
-import mmap
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -24,9 +22,9 @@ from cyberslm.model.ffn import ACTIVATIONS
 from cyberslm.model.model import CyberSLM
 from cyberslm.model.norm import LayerNorm
 from cyberslm.model.quantised import PackedEmbedding, PackedLinear
+from cyberslm.model.stretch import gather, matrices
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
-HUGE_PAGE = 2 << 20
 
 _Pointer, _Int, _Real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
@@ -82,8 +80,10 @@ class NativeStep:
         if (reason := why_not(model)) is not None:
             raise ConfigError(f"the compiled decoding step can't run this network: {reason}")
         self._library, self._rope, self._config = library, model.rope, model.config
-        _move_to_huge_pages(model)
+        gather(model)
         self._kept: list[object] = []
+        self._narrow = _gathered_vectors(model)
+        self._wide = self._narrow.float()
         self._layers = (_Layer * model.config.num_layers)(*(self._layer(block) for block in model.layers))
         embedding = self._matrix(model.embed_tokens)
         self._network = _Network(
@@ -118,6 +118,7 @@ class NativeStep:
         logits = torch.empty(len(tokens), self._config.vocab_size)
         room = held[0].shape[2]
         with self._one_at_a_time:
+            self._wide.copy_(self._narrow)
             step = _Step(
                 *(t.data_ptr() for t in (tokens, places, angles, starts, cos, sin)),
                 ctypes.addressof(caches),
@@ -171,18 +172,20 @@ class NativeStep:
         return _Norm(self._pointer(module.weight), bias, module.eps, isinstance(module, LayerNorm))
 
     def _pointer(self, vector: Tensor | None) -> int | None:
-        """Of a vector in fp32, which is kept."""
+        """Of a vector in fp32: its own, or where it is widened to."""
         if vector is None:
             return None
-        self._kept.append(vector.detach().float().contiguous())
-        return self._kept[-1].data_ptr()  # type: ignore[attr-defined]
+        self._kept.append(vector)
+        if vector.dtype == torch.float32:
+            return vector.data_ptr()
+        return self._wide.data_ptr() + 2 * (vector.data_ptr() - self._narrow.data_ptr())
 
 
 def why_not(model: CyberSLM) -> str | None:
     """Why the library can't run ``model``; None if it can."""
     if model.device.type != "cpu":
         return f"it is on {model.device}, not on the CPU"
-    for module in _matrices(model):
+    for module in matrices(model):
         if type(module) not in (nn.Linear, nn.Embedding, PackedLinear, PackedEmbedding):
             return f"a layer of type {type(module).__name__} is not a plain matrix (merge adapters first)"
         if module.weight.dtype not in KINDS:
@@ -190,33 +193,13 @@ def why_not(model: CyberSLM) -> str | None:
     return None
 
 
-def _matrices(model: CyberSLM) -> Iterator[Any]:
-    """In the order in which a step reads them."""
-    block: Any
-    for block in model.layers:
-        yield from block.self_attn.projections()
-        yield from (m for m in (block.mlp.up_proj, block.mlp.gate_proj, block.mlp.down_proj) if m is not None)
-    yield model.embed_tokens
-    if model.lm_head is not None:
-        yield model.lm_head
-
-
-def _move_to_huge_pages(model: CyberSLM) -> None:
-    tensors = [module.weight.detach() for module in _matrices(model)]
-    sizes = [-(-t.numel() * t.element_size() // 64) * 64 for t in tensors]
-    stretch = mmap.mmap(-1, sum(sizes) + 2 * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        stretch.madvise(mmap.MADV_HUGEPAGE)
-    room = torch.frombuffer(stretch, dtype=torch.uint8)
-    at = -room.data_ptr() % HUGE_PAGE
-    for module, tensor, size in zip(_matrices(model), tensors, sizes, strict=True):
-        view = room[at : at + tensor.numel() * tensor.element_size()].view(tensor.dtype).view(tensor.shape)
-        view.copy_(tensor)
-        if isinstance(module.weight, nn.Parameter):
-            module.weight.data = view
-        else:
-            module.weight = view
-        at += size
+def _gathered_vectors(model: CyberSLM) -> Tensor:
+    """Norms and biases in bf16, moved into one tensor."""
+    vectors = [p for p in model.parameters() if p.ndim == 1 and p.dtype == torch.bfloat16]
+    together = torch.cat([torch.empty(0, dtype=torch.bfloat16), *(p.detach() for p in vectors)])
+    for parameter, part in zip(vectors, together.split([len(p) for p in vectors]), strict=True):
+        parameter.data = part
+    return together
 
 
 def _sizes(config: CyberSLMConfig, threads: int) -> tuple[int, ...]:

@@ -21,7 +21,10 @@ from torch import Tensor
 from cyberslm.errors import InputError
 from cyberslm.model.config import CyberSLMConfig
 
-FIRST_ROOM = 256  # slots a row
+FIRST_ROOM = 256
+"""Slots a row, ..."""
+SPARED = 320
+"""... but a capacity of up to so many is allocated at once, as growing by a little would cost more than it saves."""
 
 
 class Slots(NamedTuple):
@@ -59,7 +62,7 @@ class LayerCache:
 class KVCache:
     """Keys and values of up to ``capacity`` tokens in each of ``batch_size`` rows; a number for all rows or one each.
 
-    Raises `InputError` for sizes out of range; nothing larger than `FIRST_ROOM` slots a row is allocated at once.
+    Raises `InputError` for sizes out of range; nothing larger than `SPARED` slots a row is allocated at once.
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class KVCache:
             )
         if not dtype.is_floating_point:
             raise InputError(f"a cache holds floating point numbers, not {dtype}")
-        room = min(FIRST_ROOM, max(capacities))
+        room = max(capacities) if max(capacities) <= SPARED else FIRST_ROOM
         widths = config.key_size, config.head_size
         self.layers = [
             LayerCache(*(torch.zeros(batch_size, config.kv_heads, room, w, dtype=dtype, device=device) for w in widths))

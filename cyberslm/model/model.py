@@ -128,6 +128,10 @@ class CyberSLM(nn.Module):
     def vocab_size(self) -> int:
         return self.config.vocab_size
 
+    @property
+    def keys_follow_length(self) -> bool:
+        return self.rope.by_length
+
     def new_cache(self, batch_size: int, capacity: int | Sequence[int], *, dtype: torch.dtype | None = None) -> KVCache:
         """An empty cache on the model's device, in its dtype unless another is given.
 
@@ -229,7 +233,11 @@ class CyberSLM(nn.Module):
 
     def head(self, features: Tensor) -> Tensor:
         """Logits ``(..., V)`` of features ``(..., D)``."""
-        logits = F.linear(features, self.head_weight.to(features.dtype))
+        source = self.embed_tokens if self.lm_head is None else self.lm_head
+        if isinstance(source, PackedEmbedding | PackedLinear):
+            logits = source.product(features)
+        else:
+            logits = F.linear(features, source.weight.to(features.dtype))
         cap = self.config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 

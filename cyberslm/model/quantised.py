@@ -26,10 +26,14 @@ if TYPE_CHECKING:
 
 Packing = Literal["int8", "int4"]
 PACKINGS: tuple[Packing, ...] = get_args(Packing)
+PACKED: dict[torch.dtype, Packing] = {torch.int8: "int8", torch.uint8: "int4"}
+"""By the type of their numbers."""
 Precision = Literal["fp32", "bf16", "int8", "int4"]
 """What matrices are kept in. bf16 networks also compute in bf16, the others in fp32."""
 GROUP = 32
 """Numbers of an int4 row that share a scale."""
+WIDE = 1 << 18
+"""Numbers of a packed matrix that are widened at a time: 1 MiB."""
 
 
 class Packed(NamedTuple):
@@ -48,6 +52,13 @@ def packed_shapes(packing: Packing, rows: int, columns: int) -> tuple[tuple[int,
     if columns % GROUP:
         raise ConfigError(f"int4 needs rows that are a multiple of {GROUP} wide, not {columns}: use int8")
     return (rows, columns // 2), (rows, columns // GROUP)
+
+
+def _packed_on_meta(packing: Packing, rows: int, columns: int) -> Packed:
+    """Its shapes alone; arithmetic on the meta device would import torch's compiler, some 70 MB."""
+    weight, scales = packed_shapes(packing, rows, columns)
+    (stored,) = (dtype for dtype, name in PACKED.items() if name == packing)
+    return Packed(torch.empty(weight, dtype=stored, device="meta"), torch.empty(scales, device="meta"))
 
 
 def pack(weight: Tensor, packing: Packing) -> Packed:
@@ -71,13 +82,14 @@ def unpack(packed: Packed, rows: Tensor | None = None) -> Tensor:
     """The matrix in fp32; of the given ``rows`` only, in any shape, ``(..., columns)``."""
     weight, scales = packed if rows is None else (packed.weight[rows], packed.scales[rows])
     if weight.dtype == torch.int8:
-        return weight.float() * scales.unsqueeze(-1)
+        return weight.float().mul_(scales.unsqueeze(-1))
     pairs = weight.unflatten(-1, (-1, GROUP // 2))
-    groups = torch.cat((pairs & 15, pairs >> 4), dim=-1).float() - 8.0
-    return (groups * scales.unsqueeze(-1)).flatten(-2)
+    groups = torch.cat((pairs & 15, pairs >> 4), dim=-1).float().sub_(8.0)
+    return groups.mul_(scales.unsqueeze(-1)).flatten(-2)
 
 
 class _PackedModule(nn.Module):
+    native = False
     weight: Tensor
     scales: Tensor
 
@@ -94,6 +106,33 @@ class _PackedModule(nn.Module):
         """All of it in fp32."""
         return unpack(self.packed)
 
+    def product(self, x: Tensor) -> Tensor:
+        """``x`` ``(..., columns)`` times the widened matrix, ``(..., rows)``; a few rows of it are wide at a time."""
+        rows = len(self.weight)
+        at_once = max(1, WIDE // x.shape[-1])
+        times = self._times_in_bf16 if self._goes_by_bf16(x) else self._times
+        if rows <= at_once:
+            return times(x, self.packed)
+        out = x.new_empty(*x.shape[:-1], rows)
+        for start in range(0, rows, at_once):
+            some = slice(start, start + at_once)
+            out[..., some] = times(x, Packed(self.weight[some], self.scales[some]))
+        return out
+
+    def _goes_by_bf16(self, x: Tensor) -> bool:
+        plain = x.dtype == torch.float32 and not (torch.is_grad_enabled() and x.requires_grad)
+        return (
+            self.native and plain and self.weight.dtype == torch.int8 and x.device.type == "cpu" and multiplies_bf16()
+        )
+
+    @staticmethod
+    def _times(x: Tensor, packed: Packed) -> Tensor:
+        return F.linear(x, unpack(packed).to(x.dtype))
+
+    @staticmethod
+    def _times_in_bf16(x: Tensor, packed: Packed) -> Tensor:
+        return F.linear(x.bfloat16(), packed.weight.bfloat16()).float().mul_(packed.scales)
+
     def _apply(self, fn, recurse: bool = True):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, FBT001, FBT002
         """Moves go through; scales stay fp32 when the module is cast, as what is packed cannot be."""
         scales = self.scales
@@ -106,23 +145,13 @@ class _PackedModule(nn.Module):
 class PackedLinear(_PackedModule):
     """`nn.Linear` whose matrix is packed."""
 
-    native = False
-
     def __init__(self, packed: Packed, bias: nn.Parameter | None) -> None:
         super().__init__(packed)
         self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self._goes_by_bf16(x):
-            return F.linear(x, self.matrix().to(x.dtype), self.bias)
-        y = F.linear(x.bfloat16(), self.weight.bfloat16()).float().mul_(self.scales)  # -127 .. 127 are exact
-        return y if self.bias is None else y.add_(self.bias)
-
-    def _goes_by_bf16(self, x: Tensor) -> bool:
-        plain = x.dtype == torch.float32 and not (torch.is_grad_enabled() and x.requires_grad)
-        return (
-            self.native and plain and self.weight.dtype == torch.int8 and x.device.type == "cpu" and multiplies_bf16()
-        )
+        out = self.product(x)
+        return out if self.bias is None else out + self.bias
 
 
 class PackedEmbedding(_PackedModule):
@@ -146,7 +175,8 @@ def pack_matrices(model: nn.Module, packing: Packing) -> None:
     for _, _, child in found:
         packed_shapes(packing, *child.weight.shape)
     for parent, name, child in found:
-        packed = pack(child.weight, packing)
+        on_meta = child.weight.is_meta
+        packed = _packed_on_meta(packing, *child.weight.shape) if on_meta else pack(child.weight, packing)
         bias = cast("nn.Parameter | None", getattr(child, "bias", None))
         new = PackedLinear(packed, bias) if isinstance(child, nn.Linear) else PackedEmbedding(packed)
         setattr(parent, name, new.train(child.training))
@@ -155,8 +185,8 @@ def pack_matrices(model: nn.Module, packing: Packing) -> None:
 def precision_of(model: CyberSLM) -> Precision:
     """What its matrices are kept in."""
     stored = model.embed_tokens.weight.dtype
-    if stored in (torch.int8, torch.uint8):
-        return "int8" if stored == torch.int8 else "int4"
+    if stored in PACKED:
+        return PACKED[stored]
     return "bf16" if stored == torch.bfloat16 else "fp32"
 
 

@@ -191,9 +191,8 @@ class _Scores(NamedTuple):
 def _label_of(record: Record, label_field: str, names: Mapping[str, int], where: str) -> int:
     label = record.fields.get(label_field)
     if not isinstance(label, str) or label not in names:
-        known = ", ".join(list(names)[:8])
-        raise DataError(
-            f"{where}:{record.line}: field {label_field!r} is {'missing' if label is None else 'none of the labels'};"
-            f" they are {known}"
-        )
+        place = f"{where}:{record.line}: field {label_field!r}"
+        if label is None:
+            raise DataError(f"{place} is missing; name the one that holds the label with --label-field")
+        raise DataError(f"{place} is none of the labels; they are {', '.join(list(names)[:8])}")
     return names[label]

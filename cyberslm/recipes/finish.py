@@ -16,6 +16,7 @@ from cyberslm.model.model import CyberSLM
 from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.data import Say
 from cyberslm.recipes.origin import Origin
+from cyberslm.recipes.told import next_command
 from cyberslm.training.plots import can_plot
 from cyberslm.training.state import TrainState
 from cyberslm.training.trackers import MetricsFile, Screen, short
@@ -63,8 +64,8 @@ def finish(run: TrainRun, origin: Origin, state: TrainState, prepared: Prepared,
     if run.logging.plots:
         missing = "" if can_plot() else " (not drawn: pip install 'cyberslm[plots]')"
         screen.line(f"curve: {run.folder / 'plots' / 'loss.png'}{missing}")
-    use = f"generate {final} --prompt 'TEXT'" if run.data.format == "text" else f"chat {final}"
-    screen.line(f"next:  cyberslm {use}")
+    text = run.data.format == "text"
+    screen.line(next_command("generate", final, "--prompt 'TEXT'") if text else next_command("chat", final))
 
 
 def _in_order(run: TrainRun) -> list[Step]:

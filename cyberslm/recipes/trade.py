@@ -11,6 +11,7 @@ from cyberslm.files import looks_published
 from cyberslm.interop import exporting, gguf, hf
 from cyberslm.interop.source import Source, write_source
 from cyberslm.recipes.tokenizer import Say
+from cyberslm.recipes.told import next_command
 from cyberslm.recipes.use import find_model
 
 Target = Literal["hf", "gguf"]
@@ -29,7 +30,7 @@ def import_model(source: Path, dest: Path, *, force: bool, say: Say) -> None:
     say(f"weights: {opened.record['weights']}")
     for loss in tokenizer.losses:
         say(f"warning: the tokenizer doesn't keep text exactly: {loss}")
-    say(f'next:  cyberslm generate {dest} --prompt "..."')
+    say(next_command("generate", dest, "--prompt 'TEXT'"))
 
 
 def export_model(model: Path, dest: Path, *, to: Target, dtype: str | None, force: bool, say: Say) -> None:

@@ -10,18 +10,19 @@ import torch
 
 from cyberslm import files
 from cyberslm.checkpoint.adapter import apply_adapter, is_adapter, load_adapter
-from cyberslm.checkpoint.folder import ModelFolder, load_model, save_model
+from cyberslm.checkpoint.folder import WEIGHTS, ModelFolder, load_model, save_model
 from cyberslm.checkpoint.steps import newest
 from cyberslm.decoding.draft import Speculation
 from cyberslm.decoding.prefixes import PrefixCache
 from cyberslm.errors import ConfigError
 from cyberslm.generation.chat import Chat
-from cyberslm.generation.config import DecodingConfig
+from cyberslm.generation.config import AskedPrecision, DecodingConfig
 from cyberslm.generation.engine import Engine
 from cyberslm.generation.fast import prepare
 from cyberslm.model.lora import merge
 from cyberslm.model.quantised import set_precision
 from cyberslm.recipes.machine import pick_device
+from cyberslm.recipes.tokenizer import Say
 from cyberslm.text.chat import renderer_for
 
 
@@ -29,7 +30,7 @@ def load(  # noqa: PLR0913 (one keyword a choice, as people type them)
     path: Path | str,
     *,
     device: str = "auto",
-    precision: Literal["auto", "fp32", "bf16", "int8", "int4"] = "auto",
+    precision: AskedPrecision = "auto",
     fast: Literal["auto", "on", "off"] = "auto",
     lookup: bool = False,
     draft: Path | str | None = None,
@@ -44,7 +45,7 @@ def load(  # noqa: PLR0913 (one keyword a choice, as people type them)
     `IntegrityError` names one that is damaged.
     """
     config = DecodingConfig(precision=precision, fast=fast)
-    found = _opened(path, device)
+    found = _opened(path, device, precision)
     prepare(found.model, config)
     return Engine(
         found.model,
@@ -60,7 +61,7 @@ def _speculation(
 ) -> Speculation | None:
     if draft is None:
         return Speculation(lookup=True) if lookup else None
-    drafting = _opened(draft, found.model.device.type)
+    drafting = _opened(draft, found.model.device.type, "auto")
     if drafting.tokenizer.sha256 != found.tokenizer.sha256:
         raise ConfigError(f"the draft model {draft} has another tokenizer: it must be that of the model it drafts for")
     prepare(drafting.model, replace(config, precision="auto"))
@@ -69,7 +70,7 @@ def _speculation(
 
 def open_chat(path: Path | str, *, device: str = "auto", system: str | None = None) -> tuple[Chat, str | None]:
     """A conversation with the model of a folder, by its own chat template; and what speaks against it, if anything."""
-    found = _opened(path, device)
+    found = _opened(path, device, "auto")
     prepare(found.model, DecodingConfig())
     renderer = renderer_for(found.tokenizer, template=found.extras.chat_template)
     doubt = None
@@ -82,11 +83,12 @@ def open_chat(path: Path | str, *, device: str = "auto", system: str | None = No
     return Chat(engine, renderer, system=system), doubt
 
 
-def _opened(path: Path | str, device: str) -> ModelFolder:
+def _opened(path: Path | str, device: str, precision: AskedPrecision) -> ModelFolder:
+    """In ``precision``, but for an adapter, which is merged before its model can be rounded."""
     folder, where = find_model(Path(path)), pick_device(device)
     if is_adapter(folder):
         return load_merged(folder, device=where)
-    return load_model(folder, device=where, reduced="take")
+    return load_model(folder, device=where, reduced="take", precision=None if precision == "auto" else precision)
 
 
 def load_merged(folder: Path, *, base: Path | None = None, device: torch.device | str = "cpu") -> ModelFolder:
@@ -129,7 +131,13 @@ def find_model(path: Path) -> Path:
     return step.path
 
 
-def quantize(path: Path | str, target: Path | str, *, precision: Literal["bf16", "int8", "int4"] = "int8") -> Path:
+def quantize(
+    path: Path | str,
+    target: Path | str,
+    *,
+    precision: Literal["bf16", "int8", "int4"] = "int8",
+    say: Say = lambda _: None,
+) -> Path:
     """Write a model folder like ``path`` in fewer bits, for use: `load` opens it, training and export refuse it.
 
     Raises `ConfigError` where a width doesn't fit, ``path`` is in fewer bits already or ``target`` exists; other errors
@@ -138,11 +146,14 @@ def quantize(path: Path | str, target: Path | str, *, precision: Literal["bf16",
     if Path(target).exists():
         raise ConfigError(f"{target} exists: name another folder")
     folder = find_model(Path(path))
-    found = load_merged(folder) if is_adapter(folder) else load_model(folder)
+    found = load_merged(folder) if is_adapter(folder) else load_model(folder, precision=precision)
     set_precision(found.model, precision)
     kept = {
         key: value for key, value in found.manifest.items() if key not in ("files", "self", "kind", "tokenizer_sha256")
     }
     fields = {**kept, "source": str(folder), "precision": precision}
     save_model(Path(target), found.model, found.tokenizer, fields, extras=found.extras)
+    before, after = 4 * found.model.config.num_parameters, (Path(target) / WEIGHTS).stat().st_size
+    say(f"{target}: {precision}, {before:,} bytes of weights -> {after:,}")
+    say("what is lost: compare the bits per byte that cyberslm eval MODEL --data DATA gives for both")
     return Path(target)

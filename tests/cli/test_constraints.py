@@ -70,6 +70,8 @@ def test_a_grounded_indicator_chooses_among_its_prompts_identifiers() -> None:
         (FormOptions(allow=Path("x")), "--allow goes with --ground"),
         (FormOptions(json_schema=Path("missing")), "--json-schema missing can't be read: No such file"),
         (FormOptions(preset="nothing"), "no preset 'nothing'"),
+        (FormOptions(preset="cwe"), "--preset cwe needs --preset-ids FILE"),
+        (FormOptions(preset="attack", preset_ids=Path(__file__)), r"needs ids to choose from.*--preset-ids .*\.py"),
         (FormOptions(ground_kinds=["ip"]), "no kind 'ip'"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,31 @@ def test_json_says_everything(call: Cli, trained: Path) -> None:
     best = records(call, trained / "run", "--beams", 3, "-n", 2)
     assert [beam["sample"] for beam in best] == [0, 1]
     assert best[0]["score"] >= best[1]["score"]
+
+
+@pytest.mark.parametrize("more", [("--stream",), ("--no-stream",), ("--prompt", "B")])
+def test_bound_answer_is_printed_alone(call: Cli, trained: Path, more: tuple[str, ...]) -> None:
+    """Prompt and answer were glued together, so that no other program could read the JSON."""
+    schema = ("--regex", "[a-c]{3}", "--max-new-tokens", 8)
+    said = call("generate", trained / "run", "--prompt", "Severity: ", *schema, *more)
+    assert said.code == 0, said.err
+    lines = said.out.splitlines()
+    assert len(lines) == (2 if "B" in more else 1)
+    assert all(re.fullmatch("[a-c]{3}", line) for line in lines)
+
+
+def test_quantize_tells_sizes_and_how_to_go_on(call: Cli, trained: Path, tmp_path: Path) -> None:
+    """It said nothing of what was won, or how to see what was lost."""
+    target = tmp_path / "in 8 bits"
+    said = call("quantize", trained / "run", target)
+    assert said.code == 0
+    before, after = ((folder / "model.safetensors").stat().st_size for folder in (trained / "run" / "final", target))
+    first, second, last = said.err.splitlines()
+    found = re.fullmatch(rf"{target}: int8, ([\d,]+) bytes of weights -> ([\d,]+)", first)
+    assert found is not None
+    assert [int(size.replace(",", "")) for size in found.groups()] == pytest.approx([before, after], rel=0.05)
+    assert "cyberslm eval" in second
+    assert last == f"next:  cyberslm generate '{target}' --prompt 'TEXT'"
 
 
 def test_prompt_that_loses_its_beginning_is_told(call: Cli, trained: Path) -> None:

@@ -180,7 +180,7 @@ def test_classify_options_change_what_is_compared(call: Cli, log_model: Path, ma
         "--label-field",
         "kind",
     )
-    assert "field 'kind' is missing" in said.err
+    assert "field 'kind' is missing; name the one that holds the label with --label-field" in said.err
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,9 @@ def test_classify_options_change_what_is_compared(call: Cli, log_model: Path, ma
         (("classify", "MODEL", "--labels", "labels.yaml"), "INPUT and --out, or labelled ones"),
         (("classify", "MODEL", "todo.csv", "--labels", "labels.yaml"), "INPUT and --out together"),
         (("classify", "MODEL", "--labels", "no.yaml", "--calibrate", "cal.csv"), "no such file"),
-        (("classify", "MODEL", "--labels", "labels.yaml", "--calibrate", "cal.csv"), "name the column or key"),
+        (("classify", "MODEL", "--labels", "labels.yaml", "--calibrate", "cal.csv"), "its text with --field"),
+        (("score", "MODEL", "todo.csv", "--field", "no", "--out", "o.csv"), "holds the text with --field"),
+        (("score", "MODEL", "in.log", "--field", "no", "--out", "o.csv"), "has no field 'no': leave --field out"),
         (
             ("classify", "MODEL", "--labels", "labels.yaml", "--calibrate", "cal.csv", "--calibration", "there.csv"),
             "there.csv exists: name another --calibration",

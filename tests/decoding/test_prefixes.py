@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from cyberslm.decoding.prefixes import LEAST, PrefixCache, prefill_new
 from cyberslm.decoding.request import Request
 from cyberslm.decoding.sampling import SamplingParams
 from cyberslm.errors import GenerationError
-from cyberslm.model.config import CyberSLMConfig
+from cyberslm.model.config import CyberSLMConfig, RopeScaling
 from cyberslm.model.model import CyberSLM
 
 CONFIG = CyberSLMConfig(
@@ -93,6 +95,23 @@ def test_answers_are_those_of_a_batch_without() -> None:
                 made.setdefault((step.row, step.sample), []).append(step.token)
         assert answers.setdefault("first", made) == made
     assert prefixes.tokens_saved >= 2 * len(SYSTEM)
+
+
+def test_a_model_whose_keys_follow_the_length_is_refused() -> None:
+    """`Engine` refused it and `Batch` took it: keys of a shorter text went into a longer one."""
+    scaling = RopeScaling(type="dynamic", factor=2.0, original_max_seq_len=16)
+    model = CyberSLM(replace(CONFIG, rope_scaling=scaling))
+    with pytest.raises(GenerationError, match="rope scaling of type dynamic"):
+        Batch(model, prefixes=PrefixCache(1 << 20))
+
+
+def test_another_model_is_refused() -> None:
+    """Keys of one model were given to the other, and nothing said so."""
+    prefixes = PrefixCache(1 << 20)
+    Batch(MODEL, prefixes=prefixes)
+    Batch(MODEL, prefixes=prefixes)
+    with pytest.raises(GenerationError, match="another model's keys"):
+        Batch(CyberSLM(CONFIG, seed=2), prefixes=prefixes)
 
 
 def test_a_size_that_holds_nothing_is_refused() -> None:

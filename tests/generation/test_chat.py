@@ -57,11 +57,30 @@ def test_a_message_that_does_not_fit_is_refused_and_forgotten(talk):
     assert talk.messages == before
 
 
-def test_an_answer_that_is_given_up_is_kept_as_far_as_it_came(talk):
+@pytest.mark.parametrize("taken", [0, 1, 2])
+def test_an_answer_that_is_given_up_is_kept_as_far_as_it_came(talk, taken):
+    """Dropped before its first token, or while someone still held it, it left no trace of the message either."""
     events = talk.reply("Hi", SHORT)
-    first = next(events)
+    said = "".join(next(events).text for _ in range(taken))
+    expected = [Message("user", "Hi"), Message("assistant", said)]
+    assert (talk.messages, talk.finish_reason) == (expected, "cancelled")
     events.close()
-    assert talk.messages[-1] == Message("assistant", first.text)
+    assert (talk.messages, talk.finish_reason) == (expected, "cancelled")
+    list(talk.reply("So?", SHORT))
+    assert talk.messages[:3] == [*expected, Message("user", "So?")]
+    assert talk.finish_reason == "length"
+
+
+def test_a_reply_ends_the_answer_before_it(talk):
+    """An answer that was held and dropped later put the messages back to what they were before the next one."""
+    first = talk.reply("Hi", SHORT)
+    next(first)
+    list(talk.reply("So?", SHORT))
+    after = list(talk.messages)
+    assert list(first) == []
+    del first
+    assert talk.messages == after
+    assert len(after) == 4
 
 
 def test_a_stop_id_ends_the_answer_and_leaves_no_text(trained, monkeypatch):

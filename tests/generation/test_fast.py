@@ -190,6 +190,26 @@ def test_weights_are_held_once_and_may_change_in_place() -> None:
     assert torch.allclose(logits_of(model, prompts(3), 1), after, rtol=1e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("variant", ["qk norm", "GPT-2's"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_norms_and_biases_may_change_in_place(variant: str, precision: str) -> None:
+    """In bf16 the step had copied them when it was opened, and went on with the old ones."""
+    model = network(**({"qk_norm": True} if variant == "qk norm" else VARIANTS[variant]))
+    set_precision(model, precision)
+    prepare(model, ON, threads=1)
+    for name, vector in list(model.named_parameters()):
+        if vector.ndim > 1:
+            continue
+        before = logits_of(model, prompts(3), 2)
+        with torch.no_grad():
+            vector.mul_(torch.linspace(-2, 1, len(vector))).add_(torch.linspace(-1, 0.5, len(vector)))
+        after = logits_of(model, prompts(3), 2)
+        assert not torch.allclose(after, before), name
+    prepare(model, DecodingConfig(fast="off"))
+    off = 2**-6 * float(after.abs().max()) if precision != "fp32" else 2e-5
+    assert torch.allclose(logits_of(model, prompts(3), 2).float(), after, rtol=1e-5, atol=off)
+
+
 @pytest.mark.parametrize("change", ["adapters", "cast", "int8"])
 def test_weights_that_are_replaced_are_not_passed_over(change: str) -> None:
     """The step went on with the weights it was opened with: it never saw an adapter that was trained afterwards."""
