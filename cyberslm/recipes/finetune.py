@@ -220,6 +220,10 @@ class FinetuneRun(TrainRun):
 
 def load_finetune(path: Path | str, overrides: Sequence[str] = ()) -> Loaded[FinetuneRun]:
     """Read a fine-tuning run's YAML and overrides, and the sizes of its base."""
+    if "base" not in top_keys(path, overrides):
+        raise ConfigError(
+            f"{path}: names no base: add  base: MODEL  to train one on; from scratch it is  cyberslm train {path}"
+        )
     loaded = load(path, FinetuneRun, overrides)
     run = without_step_limit(loaded)
     fitted_run = fitted(run)

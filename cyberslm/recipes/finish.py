@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from cyberslm import files
 from cyberslm.checkpoint.adapter import KIND as ADAPTER
-from cyberslm.checkpoint.adapter import copy_adapter
+from cyberslm.checkpoint.adapter import copy_adapter, verify_adapter
 from cyberslm.checkpoint.folder import load_state, save_model, verify_model
 from cyberslm.checkpoint.steps import Step, list_steps, ranked, verify_step
 from cyberslm.data.prepare import Prepared
@@ -110,16 +110,31 @@ def finished(run: TrainRun, newest_step: Step | None) -> TrainState | None:
     state = TrainState.from_json(load_state(newest_step.path))
     if not state.is_over(run.train):
         return None
-    wanted = next((step for step in _in_order(run) if _is_whole(step.path)), None)
+    wanted = next((step for step in _in_order(run) if _is_whole(step.path, verify_step)), None)
     final = run.folder / "final"
-    if wanted is None or not _is_whole(final) or files.read_manifest(final).get("step") != wanted.step:
+    if wanted is None or not _is_whole(final, verify_model) or files.read_manifest(final).get("step") != wanted.step:
+        return None
+    adapted = files.read_manifest(wanted.path)["kind"] == ADAPTER
+    if adapted and not _is_whole(run.folder / ADAPTER_FOLDER, verify_adapter):
         return None
     return state
 
 
-def _is_whole(folder: Path) -> bool:
+def said_of(run: TrainRun) -> str:
+    """A finished run in one line: where its model is, and how it scored."""
+    final = run.folder / "final"
+    manifest = files.read_manifest(final)
+    figures = [f"step {manifest['step']}"]
+    if score := manifest.get("validation"):
+        was = manifest.get("before", {}).get("bits_per_byte")
+        base = "" if was is None else f", the base's {was:.4f}"
+        figures.append(f"validation loss {score['loss']:.4f}, {score['bits_per_byte']:.4f} bits per byte{base}")
+    return f"this run is finished: {final} ({', '.join(figures)})"
+
+
+def _is_whole(folder: Path, verify: Callable[[Path], dict]) -> bool:
     try:
-        verify_model(folder)
+        verify(folder)
     except IntegrityError:
         return False
     return True

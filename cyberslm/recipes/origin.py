@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from cyberslm.checkpoint.adapter import apply_adapter, load_adapter, save_adapter
-from cyberslm.checkpoint.folder import Extras, TrainingFiles, load_extras, load_model, save_model
+from cyberslm.checkpoint.folder import Extras, ModelFolder, TrainingFiles, load_extras, load_model, save_model
 from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.lora import add_adapters, keep_base_in, merge
@@ -154,7 +154,8 @@ class FromBase:
             save_model(target, model, tokenizer, fields, training, self.extras(tokenizer))
         else:
             base = str(self._run.base_folder)
-            save_adapter(target, model, self._run.lora, fields, base=base, training=training)
+            adapted = ModelFolder(model, tokenizer, fields, self.extras(tokenizer))
+            save_adapter(target, adapted, self._run.lora, base=base, training=training)
 
     def extras(self, tokenizer: Tokenizer) -> Extras:
         return extras_of(self._run, tokenizer, self._extras)

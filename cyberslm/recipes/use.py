@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from cyberslm import files
-from cyberslm.checkpoint.adapter import apply_adapter, is_adapter, load_adapter
+from cyberslm.checkpoint.adapter import apply_adapter, is_adapter, kept_extras, kept_tokenizer, load_adapter
 from cyberslm.checkpoint.folder import ModelFolder, load_model, save_model
 from cyberslm.checkpoint.steps import newest
 from cyberslm.decoding.draft import Speculation
@@ -22,6 +22,7 @@ from cyberslm.generation.fast import prepare
 from cyberslm.model.lora import merge
 from cyberslm.model.quantised import set_precision
 from cyberslm.recipes.machine import pick_device
+from cyberslm.recipes.vocabulary import with_words
 from cyberslm.text.chat import renderer_for
 
 
@@ -92,7 +93,8 @@ def _opened(path: Path | str, device: str) -> ModelFolder:
 def load_merged(folder: Path, *, base: Path | None = None, device: torch.device | str = "cpu") -> ModelFolder:
     """The plain model of an adapter folder and its ``base`` (default: where it was in training), merged in fp32.
 
-    ``manifest`` is what the model's own should say. Raises `ConfigError` for an adapter of another base.
+    Tokenizer, chat template and stop ids are those that the adapter was trained with. ``manifest`` is what the model's
+    own should say. Raises `ConfigError` for an adapter of another base.
     """
     adapter = load_adapter(folder)
     if base is None and adapter.base is None:
@@ -104,15 +106,16 @@ def load_merged(folder: Path, *, base: Path | None = None, device: torch.device 
             f"the adapter was trained on another base than {place}: manifest {str(adapter.base_sha256)[:12]}, not"
             f" {found.manifest['self'][:12]}"
         )
+    tokenizer = kept_tokenizer(folder) or found.tokenizer
     try:
-        apply_adapter(found.model, adapter)
+        model = with_words(found.model, found.tokenizer, tokenizer)
+        apply_adapter(model, adapter)
     except ConfigError as error:
-        grown = "; with extend_vocab the run's final/ is the model" if "embed_tokens" in str(error) else ""
-        raise ConfigError(f"{folder} doesn't fit {place}: {error}{grown}") from error
+        raise ConfigError(f"{folder} doesn't fit {place}: {error}") from error
     about = files.read_manifest(folder) if files.looks_published(folder) else {}
     fields = {key: value for key, value in about.items() if key not in ("files", "self", "kind", "tokenizer_sha256")}
     fields["base_sha256"] = found.manifest["self"]
-    return ModelFolder(merge(found.model).eval(), found.tokenizer, fields, found.extras)
+    return ModelFolder(merge(model).eval(), tokenizer, fields, kept_extras(folder, model.config, found.extras))
 
 
 def find_model(path: Path) -> Path:

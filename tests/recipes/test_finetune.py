@@ -20,18 +20,21 @@ from cyberslm.checkpoint.adapter import load_adapter
 from cyberslm.checkpoint.folder import load_model
 from cyberslm.checkpoint.steps import list_steps, step_folder
 from cyberslm.errors import ConfigError
+from cyberslm.files.manifest import seal as sealed
 from cyberslm.generation.engine import Engine
 from cyberslm.recipes.check import check
+from cyberslm.recipes.config import load_run
 from cyberslm.recipes.estimate import needed_memory
 from cyberslm.recipes.evaluate import evaluate
 from cyberslm.recipes.finetune import FinetuneRun, kept_run, load_any, load_finetune
 from cyberslm.recipes.merge import merge_adapter
 from cyberslm.recipes.origin import moving, origin_of
 from cyberslm.recipes.train import run_training
-from cyberslm.recipes.use import load
+from cyberslm.recipes.use import load, load_merged, open_chat
 from cyberslm.training.distributed import Dist
 from cyberslm.training.trackers import read_metrics
 
+FINALS = ("final-adapter", "final")
 LORA = {"rank": 4, "alpha": 8, "dropout": 0.1}
 Make = Callable[..., Path]
 
@@ -146,6 +149,106 @@ def test_final_is_a_whole_model_and_is_what_merge_makes(make: Make, trained: Pat
     assert load(run / "final-adapter").generate(["The "], max_new_tokens=4, temperature=0.0)  # with its base
     with pytest.raises(ConfigError, match=r"merged exists: name another folder"):
         merge_adapter(trained / "run", run, target)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """The hashes of a model folder's files."""
+    return {name: entry["sha256"] for name, entry in files.verify(folder)["files"].items()}
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_adapter_with_new_tokens_over_its_base_is_final(
+    make: Make, trained: Path, tmp_path: Path, *, train: bool
+) -> None:
+    """It fitted no base, whose vocabulary is smaller."""
+    changes = {"lora": LORA, "extend_vocab": {"tokens": ["CVE-", "statement"], "train": train}}
+    run = tune(make(changes | {"train.max_steps": 6, "eval.interval": 3}))
+    target = merge_adapter(trained / "run", run, tmp_path / "merged")
+    assert contents(target) == contents(run / "final")
+    assert evaluate(run / "final-adapter").score == evaluate(run / "final").score
+    text = "A statement on CVE-1"
+    adapted, final = (load(run / name).generate([text], max_new_tokens=6, temperature=0.0) for name in FINALS)
+    assert adapted[0].ids == final[0].ids
+
+
+def test_adapter_of_new_tokens_is_refused_for_a_base_of_another_tokenizer(make: Make, trained: Path) -> None:
+    run = tune(make({"lora": LORA, "extend_vocab": {"tokens": ["CVE-"]}, "train.max_steps": 6}))
+    other = tune(make({"extend_vocab": {"tokens": ["statement"]}, "train.max_steps": 4}, name="other"))
+    adapter = run / "final-adapter"
+    manifest = files.read_manifest(adapter) | {"base_sha256": files.read_manifest(other / "final")["self"]}
+    shutil.copytree(adapter, run / "moved")
+    (run / "moved" / "manifest.json").write_bytes(seal(manifest))
+    with pytest.raises(ConfigError, match="its tokenizer isn't the base's, nor that with more tokens"):
+        load_merged(run / "moved", base=other / "final")
+
+
+def seal(manifest: dict) -> bytes:
+    fields = {key: value for key, value in manifest.items() if key not in ("files", "self")}
+    return sealed(fields, manifest["files"])[1]
+
+
+def test_peft_opens_an_adapter_with_new_tokens_on_a_base_with_as_many_rows(make: Make, trained: Path) -> None:
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    run = tune(make({"lora": LORA, "extend_vocab": {"tokens": ["CVE-", "statement"]}, "train.max_steps": 6}))
+    adapter, final = run / "final-adapter", load_model(run / "final")
+    words = transformers.AutoTokenizer.from_pretrained(adapter)
+    ids = words.encode("A statement on CVE-1")
+    assert ids == final.tokenizer.encode("A statement on CVE-1")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(trained / "run" / "final")
+    theirs.resize_token_embeddings(len(words))
+    theirs = peft.PeftModel.from_pretrained(theirs, adapter).eval()
+    with torch.no_grad():
+        wanted = final.model(torch.tensor([ids]))
+        torch.testing.assert_close(theirs(torch.tensor([ids])).logits, wanted, atol=1e-5, rtol=0)
+
+
+def test_adapter_that_learned_to_chat_is_asked_so_wherever_it_is_opened(
+    make: Make, trained: Path, tmp_path: Path
+) -> None:
+    """Opened, merged and exported it had the chat template and stop ids of its base, which here has neither."""
+    (tmp_path / "qa.jsonl").write_text('{"prompt": "say red", "completion": "red"}\n' * 24)
+    data = {
+        "sources": ["qa.jsonl"],
+        "format": "chat",
+        "rows": "pack",
+        "isolate_documents": True,
+        "validation_fraction": 0,
+    }
+    run = tune(make({"lora": LORA, "data": data, "train.max_steps": 4}))
+    final = load_model(run / "final").extras
+    assert final.chat_template is not None
+    assert final.stop_ids
+    assert load_model(trained / "run" / "final").extras.chat_template is None
+    target = merge_adapter(trained / "run", run, tmp_path / "merged")
+    assert contents(target) == contents(run / "final")
+    opened, doubt = open_chat(run / "final-adapter")
+    assert doubt is None
+    assert opened.renderer.template == final.chat_template
+    assert set(final.stop_ids) <= set(load(run / "final-adapter").stop_ids)
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_finished_run_says_so_in_one_line(make: Make, lora: dict | None) -> None:
+    """A run of adapters wrote final/ again and printed its whole end at each start."""
+    path = make({"lora": lora} if lora else {})
+    run = tune(path)
+    written, log = (run / "final" / "manifest.json").stat(), (run / "train.log").read_text()
+    tune(path)
+    assert (run / "final" / "manifest.json").stat() == written
+    said = (run / "train.log").read_text().removeprefix(log)
+    score = files.read_manifest(run / "final")["validation"]["bits_per_byte"]
+    base = files.read_manifest(run / "final")["before"]["bits_per_byte"]
+    assert said.count("\n") == 1
+    assert f"this run is finished: {run / 'final'} (step 12, validation loss " in said
+    assert f"{score:.4f} bits per byte, the base's {base:.4f})" in said
+
+
+def test_adapter_that_is_gone_is_written_again(make: Make) -> None:
+    path = make({"lora": LORA})
+    run = tune(path)
+    shutil.rmtree(run / "final-adapter")
+    tune(path)
+    assert files.verify(run / "final-adapter")
 
 
 def test_text_made_while_training_is_that_of_the_merged_model(make: Make) -> None:
@@ -357,6 +460,19 @@ def test_resolved_configuration_runs_as_it_is(make: Make) -> None:
 def test_what_cant_be_is_refused_before_any_work(make: Make, changes: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_finetune(make(changes))
+
+
+def test_the_other_verb_is_named(make: Make) -> None:
+    """``train`` called a fine-tuning file's keys unknown, and ``finetune`` missed one in a training run's file."""
+    path = make({"lora": LORA})
+    with pytest.raises(ConfigError, match=rf"tuned.yaml: names a base, .*: use  cyberslm finetune {path}"):
+        load_run(path)
+    config = yaml.safe_load(path.read_text())
+    del config["base"], config["lora"]
+    path.write_text(yaml.safe_dump(config))
+    with pytest.raises(ConfigError, match=rf"names no base: .*; from scratch it is  cyberslm train {path}"):
+        load_finetune(path)
+    assert load_run(path).value.folder.name == "tuned"
 
 
 def test_folder_of_a_training_run_is_refused(make: Make, trained: Path, tmp_path: Path) -> None:
