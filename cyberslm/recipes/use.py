@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from cyberslm import files
-from cyberslm.checkpoint.adapter import apply_adapter, is_adapter, kept_extras, kept_tokenizer, load_adapter
+from cyberslm.checkpoint.adapter import Adapter, apply_adapter, is_adapter, kept_extras, kept_tokenizer, load_adapter
 from cyberslm.checkpoint.folder import ModelFolder, load_model, save_model
 from cyberslm.checkpoint.steps import newest
 from cyberslm.decoding.draft import Speculation
@@ -19,6 +19,7 @@ from cyberslm.generation.chat import Chat
 from cyberslm.generation.config import DecodingConfig
 from cyberslm.generation.engine import Engine
 from cyberslm.generation.fast import prepare
+from cyberslm.interop.exporting import KIND as EXPORT
 from cyberslm.model.lora import merge
 from cyberslm.model.quantised import set_precision
 from cyberslm.recipes.machine import pick_device
@@ -97,9 +98,7 @@ def load_merged(folder: Path, *, base: Path | None = None, device: torch.device 
     own should say. Raises `ConfigError` for an adapter of another base.
     """
     adapter = load_adapter(folder)
-    if base is None and adapter.base is None:
-        raise ConfigError(f"{folder} is an adapter that names no base: cyberslm merge BASE {folder} DEST")
-    place = find_model(base or Path(str(adapter.base)))
+    place = _base_of(folder, adapter) if base is None else find_model(base)
     found = load_model(place, device=device)
     if adapter.base_sha256 not in (None, found.manifest["self"]):
         raise ConfigError(
@@ -118,11 +117,24 @@ def load_merged(folder: Path, *, base: Path | None = None, device: torch.device 
     return ModelFolder(merge(model).eval(), tokenizer, fields, kept_extras(folder, model.config, found.extras))
 
 
+def _base_of(folder: Path, adapter: Adapter) -> Path:
+    """The base that an adapter names."""
+    if adapter.base is None:
+        raise ConfigError(f"{folder} is an adapter that names no base:  cyberslm merge BASE {folder} DEST")
+    try:
+        return find_model(Path(adapter.base))
+    except ConfigError as error:
+        raise ConfigError(
+            f"{folder} is an adapter, and its base: {error}; or  cyberslm merge BASE {folder} DEST"
+        ) from error
+
+
 def find_model(path: Path) -> Path:
-    """The model folder meant by ``path``."""
+    """The model or adapter folder meant by ``path``."""
     if not path.is_dir():
         raise ConfigError(f"{path} is not a folder: give a model folder such as runs/demo/final")
     if any((path / name).exists() for name in ("config.json", "manifest.json")) or is_adapter(path):
+        _refuse_export(path)
         return path
     if (path / "final").is_dir():
         return path / "final"
@@ -130,6 +142,15 @@ def find_model(path: Path) -> Path:
     if step is None:
         raise ConfigError(f"{path} holds no model: no config.json, no final/ and no whole checkpoint")
     return step.path
+
+
+def _refuse_export(path: Path) -> None:
+    if files.looks_published(path) and files.read_manifest(path).get("kind") == EXPORT:
+        source = next(iter(sorted(path.glob("*.gguf"))), path)
+        raise ConfigError(
+            f"{path} is an export for other tools: name the model that it was made of, or bring it back with "
+            f" cyberslm import {source} DEST"
+        )
 
 
 def quantize(path: Path | str, target: Path | str, *, precision: Literal["bf16", "int8", "int4"] = "int8") -> Path:
