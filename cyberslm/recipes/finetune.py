@@ -140,8 +140,7 @@ class FinetuneRun(TrainRun):
                 raise ConfigError(problem)
 
     def _decays_old_rows(self) -> bool:
-        rows_alone = self.extend_vocab is not None and self.extend_vocab.train
-        rows_alone = rows_alone and not self.is_trained("embed_tokens.weight")
+        rows_alone = self.trains_new_rows and not self.is_trained("embed_tokens.weight")
         return rows_alone and self.optimizer.weight_decay > 0 and self.optimizer.decay_embeddings
 
     def _replay_problems(self) -> dict[str, bool]:
@@ -192,6 +191,11 @@ class FinetuneRun(TrainRun):
         else:
             chosen = self.lora is None
         return chosen and not any(fnmatch.fnmatchcase(name, pattern) for pattern in self.freeze)
+
+    @property
+    def trains_new_rows(self) -> bool:
+        """Whether rows for new tokens are trained where the others are frozen."""
+        return self.extend_vocab is not None and self.extend_vocab.train
 
     @property
     def keeps_base_in_bf16(self) -> bool:

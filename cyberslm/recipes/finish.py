@@ -14,8 +14,9 @@ from cyberslm.data.prepare import Prepared
 from cyberslm.errors import IntegrityError
 from cyberslm.model.model import CyberSLM
 from cyberslm.recipes.config import TrainRun
-from cyberslm.recipes.data import Say
+from cyberslm.recipes.data import Say, row_loader
 from cyberslm.recipes.origin import Origin
+from cyberslm.recipes.replay import validated_apart
 from cyberslm.training.plots import can_plot
 from cyberslm.training.state import TrainState
 from cyberslm.training.trackers import MetricsFile, Screen, short
@@ -25,7 +26,7 @@ ADAPTER_FOLDER = "final-adapter"
 
 KEPT = (
     *("step", "data_sha256", "cyberslm", "rows", "isolate_documents", "seq_len", "ema_decay", "base_sha256"),
-    *("before", "validation"),
+    *("before", "validation", "rows_by_source"),
 )
 """What the manifest of ``final/`` takes over from its step's."""
 
@@ -56,6 +57,7 @@ def finish(run: TrainRun, origin: Origin, state: TrainState, prepared: Prepared,
             screen.line(f"  {name}: loss {part['loss']:.4f}, {part['bits_per_byte']:.4f} bits per byte")
     if manifest.get("before"):
         _compare(run, state.step, manifest["before"], score, screen)
+        screen.line(_measured_on(run, prepared))
     mean = f", running mean of the weights, decay {run.train.ema_decay:g}" if run.train.ema_decay else ""
     screen.line(f"model: {final} (step {chosen.step}{mean})")
     if manifest["kind"] == ADAPTER:
@@ -101,6 +103,17 @@ def _compare(run: TrainRun, step: int, before: Mapping, after: Mapping, screen: 
     metrics = MetricsFile(run.folder / "metrics.jsonl", step=step)
     metrics.write(record)
     metrics.close()
+
+
+def _measured_on(run: TrainRun, prepared: Prepared) -> str:
+    """Which part of the validation text the run's figures are of; ``cyberslm eval`` takes all of it, in fp32."""
+    if prepared.validation is None:
+        return ""
+    loader, limit = row_loader(run, prepared, prepared.validation), run.eval.max_rows
+    held = [loader.num_rows(part) for part in validated_apart(run, prepared)]
+    shown = " and ".join(f"{min(limit or rows, rows):,} of {rows:,}" for rows in held)
+    spread = ", spread evenly (eval.max_rows)" if limit and limit < max(held) else ""
+    return f"measured in {run.precision} on {shown} rows{spread}"
 
 
 def finished(run: TrainRun, newest_step: Step | None) -> TrainState | None:

@@ -17,6 +17,8 @@ from cyberslm.text.extend import extended
 from cyberslm.text.tokenizer import Tokenizer
 
 KIND = "cyberslm-tokenizer"
+ROWS = ("embed_tokens.weight", "lm_head.weight")
+"""Parameters that have a row for each token; the second is not there where they are tied."""
 
 
 def write_extended(base: Tokenizer, tokens: Sequence[str], target: Path) -> None:
@@ -40,7 +42,7 @@ def extend_rows(model: CyberSLM, config: CyberSLMConfig, tokenizer: Tokenizer, t
     """
     other = CyberSLM(config, device="meta")
     weights = model.state_dict()
-    for name in ("embed_tokens.weight", "lm_head.weight"):
+    for name in ROWS:
         if name in weights:
             weights[name] = _with_rows(weights[name], config.vocab_size, tokenizer, tokens)
     other.load_state_dict(weights, strict=True, assign=True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from cyberslm import files
 from cyberslm.checkpoint.adapter import load_adapter
 from cyberslm.checkpoint.folder import load_model
 from cyberslm.checkpoint.steps import list_steps, step_folder
+from cyberslm.data.loader import RowLoader
+from cyberslm.data.prepare import open_prepared
 from cyberslm.errors import ConfigError
 from cyberslm.files.manifest import seal as sealed
 from cyberslm.generation.engine import Engine
@@ -292,6 +295,7 @@ def test_replay_gives_its_share_and_is_validated_beside_the_runs_own_text(make: 
     assert manifest["before"]["by_source"]["general"]["bits_per_byte"] == comparison["before/general"]
     assert manifest["validation"]["bits_per_byte"] == comparison["after/domain"]
     assert "\nbits per byte                 base       now\ndomain " in log
+    assert re.search(r"\nmeasured in fp32 on 2 of \d+ and 2 of \d+ rows, spread evenly \(eval.max_rows\)\n", log)
 
 
 def test_base_is_scored_as_eval_scores_it(make: Make, trained: Path) -> None:
@@ -300,6 +304,25 @@ def test_base_is_scored_as_eval_scores_it(make: Make, trained: Path) -> None:
     assert before["bits_per_byte"] == pytest.approx(
         evaluate(trained / "run", data=run / "data").score.bits_per_byte, rel=1e-6
     )
+
+
+@pytest.mark.parametrize("rows", ["concat", "pack"])
+def test_eval_gives_the_figures_of_the_runs_table(make: Make, tmp_path: Path, rows: str) -> None:
+    """Its rows went from the run's own text into the general text, which the run's rows don't, and none had a name."""
+    changes = {"replay": {"path": "general", "weight": 0.25}, "eval.max_rows": 0, "data.rows": rows}
+    run = tune(make(changes))
+    comparison = next(r for r in read_metrics(run / "metrics.jsonl") if r["type"] == "comparison")
+    found = evaluate(run).score.by_source
+    for name in ("domain", "general"):
+        assert found[name].bits_per_byte == pytest.approx(comparison[f"after/{name}"], rel=1e-6)
+    held = RowLoader(open_prepared(run / "data").validation, seq_len=32, batch_rows=1, seed=0, pad_id=0, by_source=True)
+    if rows == "concat":
+        log = (run / "train.log").read_text()
+        assert f"measured in fp32 on {held.num_rows({0})} of {held.num_rows({0})} and " in log
+    alone = tune(make({"data.sources": ["general"], "eval.max_rows": 0, "data.rows": rows}, name="alone"), stop_at=1)
+    general = evaluate(run / "final", data=alone / "data").score
+    assert general.num_bytes == found["general"].num_bytes
+    assert general.bits_per_byte == pytest.approx(comparison["after/general"], rel=1e-6)
 
 
 def test_shorter_rows_leave_the_models_context(make: Make, trained: Path) -> None:
