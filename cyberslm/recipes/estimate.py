@@ -300,7 +300,7 @@ def _precision(run: TrainRun) -> dict:
 
 def _parameters(run: TrainRun) -> tuple[int, Frozen | None]:
     """How many parameters are trained, and what a frozen base keeps in memory."""
-    trained, frozen = moving(run)
+    trained, frozen, _ = moving(run)
     if not frozen:
         return trained, None
     return trained, Frozen(trained, frozen, casts=not has_adapters(run))

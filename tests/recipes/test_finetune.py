@@ -381,6 +381,24 @@ def test_new_tokens_begin_as_the_mean_of_their_pieces_and_open_in_transformers(
     torch.testing.assert_close(logits, final.model(torch.tensor([ids])), atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("changes", "learning"),
+    [
+        ({"lora": LORA, "freeze": []}, 3712 + 2 * 32),
+        ({"freeze": ["*"]}, 2 * 32),
+        ({"lora": LORA, "trainable": ["embed_tokens.*"]}, None),
+        ({}, None),
+    ],
+)
+def test_new_rows_alone_are_counted_where_the_others_stay(make: Make, changes: dict, learning: int | None) -> None:
+    """The whole embedding was said to be trained."""
+    path = make({"extend_vocab": {"tokens": ["CVE-", "statement"]}} | changes)
+    found = moving(load_finetune(path).value)
+    text = "\n".join(check(load_any(path), lambda _: None))
+    assert found.learning == (learning or found.trained)
+    assert f"trained: {found.learning:,} of " in text
+
+
 def test_only_new_rows_can_be_trained(make: Make, trained: Path) -> None:
     run = tune(make({"extend_vocab": {"tokens": ["statement"]}, "freeze": ["*"]}))
     before = load_file(trained / "run" / "final" / "model.safetensors")
