@@ -232,7 +232,7 @@ def load_finetune(path: Path | str, overrides: Sequence[str] = ()) -> Loaded[Fin
     run = without_step_limit(loaded)
     fitted_run = fitted(run)
     _refuse_given(loaded, fitted_run)
-    return replace(loaded, value=fitted_run, given=loaded.given | {"tokenizer.path"})
+    return replace(loaded, value=fitted_run, given=loaded.given | {"tokenizer.path", "model.vocab_size"})
 
 
 def load_any(path: Path | str, overrides: Sequence[str] = ()) -> Loaded[TrainRun] | Loaded[FinetuneRun]:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,14 @@ from safetensors.torch import load_file
 
 from cyberslm import files
 from cyberslm.checkpoint.adapter import load_adapter
-from cyberslm.checkpoint.folder import load_model
+from cyberslm.checkpoint.folder import load_model, save_model
 from cyberslm.checkpoint.steps import list_steps, step_folder
 from cyberslm.data.loader import RowLoader
 from cyberslm.data.prepare import open_prepared
 from cyberslm.errors import ConfigError
 from cyberslm.files.manifest import seal as sealed
 from cyberslm.generation.engine import Engine
+from cyberslm.model.model import CyberSLM
 from cyberslm.recipes.check import check
 from cyberslm.recipes.config import load_run
 from cyberslm.recipes.estimate import needed_memory
@@ -399,6 +401,21 @@ def test_new_rows_alone_are_counted_where_the_others_stay(make: Make, changes: d
     assert f"trained: {found.learning:,} of " in text
 
 
+@pytest.mark.parametrize("changes", [{}, {"lora": LORA}, {"extend_vocab": {"tokens": ["CVE-"]}}])
+def test_base_with_more_rows_than_tokens_keeps_them(make: Make, trained: Path, tmp_path: Path, changes: dict) -> None:
+    """Networks like Qwen's have such rows; the run made a smaller one and ended in a traceback."""
+    base = load_model(trained / "run" / "final")
+    rows = base.tokenizer.vocab_size + 8
+    wide = CyberSLM(replace(base.model.config, vocab_size=rows), seed=2)
+    save_model(tmp_path / "wide", wide, base.tokenizer, {})
+    run = tune(make(changes | {"base": str(tmp_path / "wide"), "train.max_steps": 4}))
+    final = load_model(run / "final")
+    assert final.model.config.vocab_size == rows
+    assert final.tokenizer.vocab_size == base.tokenizer.vocab_size + len(changes.get("extend_vocab", ()))
+    if "lora" in changes:
+        assert contents(merge_adapter(tmp_path / "wide", run, tmp_path / "merged")) == contents(run / "final")
+
+
 def test_only_new_rows_can_be_trained(make: Make, trained: Path) -> None:
     run = tune(make({"extend_vocab": {"tokens": ["statement"]}, "freeze": ["*"]}))
     before = load_file(trained / "run" / "final" / "model.safetensors")
@@ -433,7 +450,7 @@ def test_recomputed_blocks_give_the_same_weights(make: Make) -> None:
 def test_memory_is_a_part_of_what_training_all_weights_takes(make: Make) -> None:
     full, adapted = (
         needed_memory(load_finetune(make(changes)).value, Dist())
-        for changes in ({"device": "cpu"}, {"device": "cpu", "lora": LORA | {"base_precision": "bf16"}})
+        for changes in ({"device": "cpu"}, {"device": "cpu", "lora": {"rank": 4, "base_precision": "bf16"}})
     )
     trained = moving(load_finetune(make({"lora": LORA})).value).trained
     assert adapted.optimizer == 8 * trained
