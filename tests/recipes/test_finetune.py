@@ -37,6 +37,7 @@ from cyberslm.recipes.origin import moving, origin_of
 from cyberslm.recipes.train import run_training
 from cyberslm.recipes.use import load, load_merged, open_chat
 from cyberslm.training.distributed import Dist
+from cyberslm.training.memory import Needed
 from cyberslm.training.trackers import read_metrics
 
 FINALS = ("final-adapter", "final")
@@ -458,6 +459,22 @@ def test_memory_is_a_part_of_what_training_all_weights_takes(make: Make) -> None
     assert full.optimizer > 5 * adapted.optimizer
     assert adapted.weights < full.weights
     assert adapted.activations < full.activations
+
+
+def test_memory_of_adapters_counts_what_else_learns(make: Make) -> None:
+    """All of a network's activations were counted for adapters, and no gradient of a head that has new rows."""
+
+    def need(**changes: object) -> Needed:
+        given = {"device": "cpu", "precision": "bf16", "lora": {"rank": 4}} | changes
+        return needed_memory(load_finetune(make(given)).value, Dist())
+
+    alone, whole = need(), need(trainable=["layers.*"])
+    assert alone.activations < whole.activations
+    assert need(trainable=["norm.weight"]).activations == alone.activations
+    grown, head = need(extend_vocab={"tokens": ["CVE-"]}), 32 * load_finetune(make()).value.model.vocab_size
+    assert grown.activations == alone.activations + 4 * (head + 32)
+    assert grown.loss - alone.loss >= 2 * (head + 32)
+    assert need(lora={"rank": 4, "base_precision": "fp32"}).loss == alone.loss + 2 * head
 
 
 def test_learning_rate_is_warmed_up_again_from_zero(make: Make) -> None:
