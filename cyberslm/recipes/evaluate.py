@@ -56,6 +56,7 @@ def evaluate(path: Path, *, data: Path | None = None, device: str = "auto") -> E
         )
     tokenizer = prepared.tokenizer
     manifest = files.read_manifest(folder)
+    by_source = manifest.get("rows_by_source") is True
     loader = RowLoader(
         prepared.validation,
         seq_len=_row_length(manifest, engine.model.max_seq_len),
@@ -65,9 +66,10 @@ def evaluate(path: Path, *, data: Path | None = None, device: str = "auto") -> E
         bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
         layout="pack" if manifest.get("rows") == "pack" else "concat",
         isolate=manifest.get("isolate_documents") is True,
-        by_source=manifest.get("rows_by_source") is True,
+        by_source=by_source,
     )
-    score = measure(engine.model, loader.sequential(ROWS), bytes_per_id(tokenizer), name=_naming(folder, prepared))
+    name = _naming(folder, prepared, by_source=by_source)
+    score = measure(engine.model, loader.sequential(ROWS), bytes_per_id(tokenizer), name=name)
     return Evaluation(
         folder,
         prepared.folder,
@@ -91,10 +93,10 @@ def _row_length(manifest: dict, context: int) -> int:
     return found if isinstance(found, int) and 1 <= found <= context else context
 
 
-def _naming(model: Path, prepared: Prepared) -> Callable[[int], str]:
+def _naming(model: Path, prepared: Prepared, *, by_source: bool) -> Callable[[int], str]:
     """What the sources of the data are called: as in the run that the model lies in, where the data are its own."""
     for folder in (model.parent, model.parent.parent):
-        if (folder / "config.yaml").is_file():
+        if by_source and (folder / "config.yaml").is_file():
             run = kept_run(folder / "config.yaml")
             if run.prepared.resolve() == prepared.folder.resolve():
                 return naming(run, prepared)

@@ -55,9 +55,10 @@ def finish(run: TrainRun, origin: Origin, state: TrainState, prepared: Prepared,
             screen.line(f"  pairs ranked right {score['accuracy']:.1%}, mean margin {score['reward_margin']:.4f}")
         for name, part in score.get("by_source", {}).items():
             screen.line(f"  {name}: loss {part['loss']:.4f}, {part['bits_per_byte']:.4f} bits per byte")
-    if manifest.get("before"):
+    if manifest.get("before") and prepared.validation is not None:
         _compare(run, state.step, manifest["before"], score, screen)
-        screen.line(_measured_on(run, prepared))
+        rows = row_loader(run, prepared, prepared.validation)
+        screen.line(_measured_on(run, [rows.num_rows(part) for part in validated_apart(run, prepared)]))
     mean = f", running mean of the weights, decay {run.train.ema_decay:g}" if run.train.ema_decay else ""
     screen.line(f"model: {final} (step {chosen.step}{mean})")
     if manifest["kind"] == ADAPTER:
@@ -105,12 +106,9 @@ def _compare(run: TrainRun, step: int, before: Mapping, after: Mapping, screen: 
     metrics.close()
 
 
-def _measured_on(run: TrainRun, prepared: Prepared) -> str:
-    """Which part of the validation text the run's figures are of; ``cyberslm eval`` takes all of it, in fp32."""
-    if prepared.validation is None:
-        return ""
-    loader, limit = row_loader(run, prepared, prepared.validation), run.eval.max_rows
-    held = [loader.num_rows(part) for part in validated_apart(run, prepared)]
+def _measured_on(run: TrainRun, held: list[int]) -> str:
+    """How many of the rows that are ``held`` out the run's figures are of; ``cyberslm eval`` takes all, in fp32."""
+    limit = run.eval.max_rows
     shown = " and ".join(f"{min(limit or rows, rows):,} of {rows:,}" for rows in held)
     spread = ", spread evenly (eval.max_rows)" if limit and limit < max(held) else ""
     return f"measured in {run.precision} on {shown} rows{spread}"
