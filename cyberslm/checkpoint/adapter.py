@@ -1,12 +1,14 @@
 """Adapter folders in the file format of PEFT, which opens them as they are, as ours opens PEFT's.
 
     adapter_config.json  adapter_model.safetensors  manifest.json
+    generation_config.json  tokenizer files  chat_template.jinja (where the model has one)
     training/optimizer.safetensors  training/state.json          (step folders only)
 
-A folder holds what a run trained and nothing else: the adapters, and what else of the base was trained, as whole
-modules. What it belongs to is named by the base's manifest hash, in our manifest; PEFT's files have no such thing, so
-an adapter of other tools is judged by names and shapes alone. A setting of theirs that would change the result and that
-we don't have is refused by name, and so are pickles.
+A folder holds what a run trained and how its model is asked, and nothing else: the adapters, what else of the base was
+trained, as whole modules, and the tokenizer, chat template and stop ids of the run, which go before the base's. What it
+belongs to is named by the base's manifest hash, in our manifest; PEFT has none, so an adapter of others is judged by
+names and shapes alone, and the tokenizer beside it is not read. A setting of theirs that would change the result and
+that we don't have is refused by name, and so are pickles.
 """
 
 from __future__ import annotations
@@ -23,21 +25,31 @@ from torch import Tensor
 
 from cyberslm import files
 from cyberslm.checkpoint.folder import (
+    CHAT_TEMPLATE,
+    GENERATION,
+    Extras,
+    ModelFolder,
     TrainingFiles,
+    load_extras,
     read_json,
+    read_text,
     write_json,
     write_training,
     write_whole,
+    write_words,
 )
 from cyberslm.checkpoint.hf import HEAD, PREFIX, disk_name
 from cyberslm.errors import ConfigError, IntegrityError
+from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.lora import MARK, TARGETS, LoraConfig, adapters, add_adapters
 from cyberslm.model.model import CyberSLM
+from cyberslm.text.tokenizer import Tokenizer, load_tokenizer
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 KIND = "cyberslm-adapter"
 PEFT_PREFIX = "base_model.model."
+TRAINING = "training/"
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
@@ -82,18 +94,18 @@ def trained_tensors(model: CyberSLM) -> dict[str, Tensor]:
 
 def save_adapter(
     target: Path,
-    model: CyberSLM,
+    adapted: ModelFolder,
     config: LoraConfig,
-    fields: Mapping[str, object],
     *,
     base: str,
     training: TrainingFiles | None = None,
 ) -> None:
-    """Publish what was trained of an adapted ``model``, replacing an adapter folder that is there.
+    """Publish what was trained of an ``adapted`` model and how it is asked, replacing an adapter folder that is there.
 
-    ``fields`` go into the manifest and hold ``base_sha256``; ``base`` is the path that PEFT looks for the base at.
+    Its ``manifest`` is the folder's own, such as ``base_sha256``; ``base`` is the path that PEFT looks for the base at.
     Raises `StorageError` when it can't be written, `IntegrityError` when a weight is not finite; what was there stays.
     """
+    model, tokenizer, fields, extras = adapted
     tensors = {_peft_name(name): tensor for name, tensor in trained_tensors(model).items()}
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
@@ -102,9 +114,10 @@ def save_adapter(
     def fill(staging: Path) -> dict[str, object]:
         write_json(staging / CONFIG, peft_config(model, config, base=base))
         write_whole(staging / WEIGHTS, tensors)
+        write_words(staging, model.config, tokenizer, extras)
         if training is not None:
             write_training(staging, training)
-        return {"kind": KIND, **fields}
+        return {"kind": KIND, "tokenizer_sha256": tokenizer.sha256, **fields}
 
     files.publish(target, fill, replace=True)
 
@@ -114,7 +127,7 @@ def copy_adapter(source: Path, target: Path) -> None:
     manifest = verify_adapter(source)
 
     def fill(staging: Path) -> dict[str, object]:
-        for name in (CONFIG, WEIGHTS):
+        for name in (name for name in manifest["files"] if not name.startswith(TRAINING)):
             shutil.copyfile(source / name, staging / name)
         return {key: value for key, value in manifest.items() if key not in ("files", "self")}
 
@@ -171,6 +184,21 @@ def verify_adapter(folder: Path) -> dict:
     if manifest.get("kind") != KIND:
         raise IntegrityError(f"{folder} is a finished folder of kind {manifest.get('kind')!r}, not a {KIND}")
     return manifest
+
+
+def kept_tokenizer(folder: Path) -> Tokenizer | None:
+    """The tokenizer that an adapter of ours, which has been verified, was trained with; None where it has none."""
+    ours = files.looks_published(folder) and "tokenizer_sha256" in files.read_manifest(folder)
+    return load_tokenizer(folder) if ours else None
+
+
+def kept_extras(folder: Path, config: CyberSLMConfig, base: Extras) -> Extras:
+    """The chat template and stop ids that an adapter was trained with; those of the ``base`` where it has none."""
+    if (folder / GENERATION).is_file():
+        return load_extras(folder, config)
+    if (folder / CHAT_TEMPLATE).is_file():
+        return base._replace(chat_template=read_text(folder / CHAT_TEMPLATE))
+    return base
 
 
 def apply_adapter(model: CyberSLM, adapter: Adapter) -> None:

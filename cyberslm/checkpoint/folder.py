@@ -101,9 +101,6 @@ def save_parts(
     replace: bool = True,
 ) -> None:
     """`save_model` of a model that is read while it is written."""
-    template = (parts.extras.chat_template or "").encode()
-    if len(template) > JSON_LIMIT:
-        raise IntegrityError(f"a chat template of {len(template):,} bytes; at most {JSON_LIMIT:,} are read")
     model = CyberSLM(parts.config, device="meta")
     set_precision(model, parts.precision)
     kinds = {disk_name(name): Kind.of(tensor) for name, tensor in model.state_dict().items()}
@@ -116,20 +113,28 @@ def save_parts(
         return weight
 
     def fill(staging: Path) -> dict[str, object]:
-        parts.tokenizer.save(staging)
+        write_words(staging, parts.config, parts.tokenizer, parts.extras)
         listed = staging / JSON_FILE
         words = listed.exists() and cuts_like_qwen2(listed.read_bytes())
         write_json(staging / "config.json", hf_config(parts.config, parts.precision, qwen2_words=words))
-        write_json(staging / GENERATION, generation_config(parts.config, parts.extras.stop_ids))
         write_tensors(staging / WEIGHTS, kinds, finite)
-        if parts.extras.chat_template is not None:
-            (staging / CHAT_TEMPLATE).write_bytes(template)
-            _let_template_spell(staging / CONFIG_FILE)
         if training is not None:
             write_training(staging, training)
         return {"kind": KIND, "tokenizer_sha256": parts.tokenizer.sha256, **fields}
 
     files.publish(target, fill, replace=replace)
+
+
+def write_words(staging: Path, config: CyberSLMConfig, tokenizer: Tokenizer, extras: Extras) -> None:
+    """The files that say how a model is asked and what ends its answers: tokenizer, chat template, stop ids."""
+    template = (extras.chat_template or "").encode()
+    if len(template) > JSON_LIMIT:
+        raise IntegrityError(f"a chat template of {len(template):,} bytes; at most {JSON_LIMIT:,} are read")
+    tokenizer.save(staging)
+    write_json(staging / GENERATION, generation_config(config, extras.stop_ids))
+    if extras.chat_template is not None:
+        (staging / CHAT_TEMPLATE).write_bytes(template)
+        _let_template_spell(staging / CONFIG_FILE)
 
 
 def _let_template_spell(path: Path) -> None:

@@ -178,13 +178,16 @@ class RowLoader:
         """
         if batch_rows < 1 or limit < 0 or not 0 <= rank < world:
             raise InputError(f"no batches of {batch_rows} rows, limit {limit}, for rank {rank} of {world}")
-        rows = self._rows_of(sources)
-        total = sum(map(len, rows))
+        rows, total = self._rows_of(sources), self.num_rows(sources)
         count = min(limit or total, total)
         for first in range(rank * batch_rows, count, batch_rows * world):
             last = min(first + batch_rows, count)
             pairs = [self._place(_nth(rows, index * total // count)) for index in range(first, last)]
             yield self._read(pairs, docs=self.isolate, sources=len(self.store.sources) > 1)
+
+    def num_rows(self, sources: Collection[int] | None = None) -> int:
+        """How many `sequential` gives without a limit."""
+        return sum(map(len, self._rows_of(sources)))
 
     def _rows_of(self, sources: Collection[int] | None) -> list[range]:
         if sources is None:

@@ -153,11 +153,6 @@ def keep_base_in(model: CyberSLM, dtype: torch.dtype) -> None:
             weight.data = weight.data.to(dtype)
 
 
-def num_adapter_parameters(sizes: Collection[tuple[int, int]], rank: int) -> int:
-    """Of adapters on layers of (in, out) ``sizes``."""
-    return sum(rank * (inner + outer) for inner, outer in sizes)
-
-
 def _linears(model: CyberSLM, targets: Collection[str]) -> Iterator[str]:
     found = [
         name

@@ -8,6 +8,7 @@ Counts are those of the arithmetic, whatever the kernel; the tests hold them aga
 from __future__ import annotations
 
 from cyberslm.model.config import GATED, CyberSLMConfig
+from cyberslm.model.lora import LoraConfig
 
 
 def cache_bytes_per_token(config: CyberSLMConfig, *, bytes_per_number: int = 4) -> int:
@@ -70,6 +71,53 @@ def activation_bytes(config: CyberSLMConfig, batch: int, tokens: int, *, bf16: b
     tables = 8 * config.key_size  # of one row's positions
     weights = cast_bytes(config) if bf16 else 0
     return batch * tokens * (4 * full + (2 if bf16 else 4) * products + ids) + tokens * tables + head_gradient + weights
+
+
+def adapted_activation_bytes(
+    config: CyberSLMConfig, lora: LoraConfig, batch: int, tokens: int, *, bf16: bool = False
+) -> int:
+    """`activation_bytes` where adapters alone are trained, the matrices under them kept in the dtype of the products.
+
+    Frozen matrices and gains have no gradient, so their inputs are not kept. A first block without adapters on its
+    attention keeps less than the others, which is not counted.
+    """
+    ends = _ends(config)
+    heads = sum(ends[name][1] for name in _INTO_ATTENTION) + ends["o_proj"][0]
+    gated = config.activation in GATED
+    if lora.dropout:
+        inputs = 2 * sum(ends[name][0] for name in lora.targets)  # what is left of them, and which those are
+    else:
+        shared = [sum(name in lora.targets for name in group) for group in (_INTO_ATTENTION, _INTO_GATE)]
+        inputs = sum(shared if bf16 else map(bool, shared)) * config.hidden_dim
+        inputs += config.ffn_hidden_dim if "down_proj" in lora.targets else 0
+    products = heads + (3 if gated else 1) * config.ffn_hidden_dim + inputs + lora.rank * len(lora.targets)
+    norm = config.hidden_dim + (1 if config.norm == "rms" else 2)
+    normed = ends["q_proj"][1] + ends["k_proj"][1] + config.num_heads + config.kv_heads if config.qk_norm else 0
+    full = config.num_layers * (2 * norm + config.num_heads + normed)  # with the last norm, without the first
+    per_token = 4 * full + (2 if bf16 else 4) * (config.num_layers * products + config.hidden_dim)
+    tables = 8 * config.key_size
+    return batch * tokens * per_token + tokens * tables + (adapted_cast_bytes(config, lora) if bf16 else 0)
+
+
+def adapted_cast_bytes(config: CyberSLMConfig, lora: LoraConfig) -> int:
+    """`cast_bytes` where adapters alone are trained: those of adapters, and of the matrices without one."""
+    each = _ends(config).items()
+    adapters = sum(lora.rank * sum(ends) for name, ends in each if name in lora.targets)
+    others = sum(width * height for name, (width, height) in each if name not in lora.targets)
+    return 2 * config.num_layers * (adapters + others)
+
+
+_INTO_ATTENTION, _INTO_GATE = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+
+
+def _ends(config: CyberSLMConfig) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of a block's matrices."""
+    hidden, inner = config.hidden_dim, config.ffn_hidden_dim
+    keys, values = config.kv_heads * config.key_size, config.kv_heads * config.head_size
+    found = {"q_proj": (hidden, config.num_heads * config.key_size), "k_proj": (hidden, keys)}
+    found |= {"v_proj": (hidden, values), "o_proj": (config.num_heads * config.head_size, hidden)}
+    found |= {"gate_proj": (hidden, inner)} if config.activation in GATED else {}
+    return found | {"up_proj": (hidden, inner), "down_proj": (inner, hidden)}
 
 
 def cast_bytes(config: CyberSLMConfig) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from cyberslm.checkpoint.steps import list_steps
-from cyberslm.config import Loaded, PathStr, load
+from cyberslm.config import Loaded, PathStr, load, top_keys
 from cyberslm.data.config import DataConfig
 from cyberslm.errors import ConfigError, TokenizerError
 from cyberslm.model.config import CyberSLMConfig
@@ -225,6 +225,8 @@ def load_run(path: Path | str, overrides: Sequence[str] = ()) -> Loaded[TrainRun
     A size of the vocabulary that is given once counts for tokenizer and model. A time budget without a number of steps
     sets no limit to them.
     """
+    if "base" in top_keys(path, overrides):
+        raise ConfigError(f"{path}: names a base, so it trains that on: use  cyberslm finetune {path}")
     loaded = load(path, TrainRun, overrides, follow=follow_scale)
     run = without_step_limit(loaded)
     if run.data.format == "preference":

@@ -27,7 +27,7 @@ from cyberslm.data.store import TokenStore
 from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.recipes.config import TrainRun
-from cyberslm.recipes.finetune import FinetuneRun, replayed
+from cyberslm.recipes.finetune import FinetuneRun, base_tokenizer, replayed
 from cyberslm.recipes.replay import mixture_of
 from cyberslm.recipes.tokenizer import Say, make_tokenizer, tokenizer_settings
 from cyberslm.recipes.vocabulary import write_extended
@@ -41,8 +41,8 @@ def ensure_prepared(run: TrainRun, say: Say) -> Prepared:
     A run that has begun goes on only with the tokens it began with, and its shards are not replaced by others:
     `IntegrityError`.
     """
-    if isinstance(run, FinetuneRun):
-        write_extended(run)
+    if isinstance(run, FinetuneRun) and run.extend_vocab is not None:
+        write_extended(base_tokenizer(run), run.extend_vocab.read(), run.folder / "tokenizer")
     settings = tokenizer_settings(run.tokenizer)
     folder = run.prepared
     files.sweep(folder.parent)

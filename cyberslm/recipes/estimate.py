@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 
 from cyberslm.checkpoint.steps import list_steps
 from cyberslm.data.prepare import Prepared
 from cyberslm.errors import ConfigError
+from cyberslm.model.lora import MARK
 from cyberslm.model.model import CyberSLM
 from cyberslm.model.sizes import trained_flops_per_token
 from cyberslm.recipes.config import TrainRun
@@ -27,7 +29,7 @@ from cyberslm.recipes.data import bytes_per_id, row_loader
 from cyberslm.recipes.finetune import FinetuneRun, has_adapters
 from cyberslm.recipes.folder import free_bytes, space_needed
 from cyberslm.recipes.machine import autocast, loss_scale, products
-from cyberslm.recipes.origin import Origin, moving
+from cyberslm.recipes.origin import Origin, moving, origin_of
 from cyberslm.recipes.replay import validated_apart
 from cyberslm.training import hardware
 from cyberslm.training.config import NO_LIMIT
@@ -301,10 +303,15 @@ def _precision(run: TrainRun) -> dict:
 
 def _parameters(run: TrainRun) -> tuple[int, Frozen | None]:
     """How many parameters are trained, and what a frozen base keeps in memory."""
-    trained, frozen = moving(run)
+    trained, frozen, _ = moving(run)
     if not frozen:
         return trained, None
-    return trained, Frozen(trained, frozen, casts=not has_adapters(run))
+    outline = origin_of(run).outline()
+    blocks = {name for name, each in outline.layers.named_parameters() if each.requires_grad}
+    lora = run.lora if isinstance(run, FinetuneRun) and all(MARK in name for name in blocks) else None
+    head = outline.head_weight
+    use: Literal["cast", "taken"] = "taken" if head.dtype == products(run) else "cast"
+    return trained, Frozen(trained, frozen, lora, "learned" if head.requires_grad else use)
 
 
 def _flops_per_token(run: TrainRun) -> float:

@@ -140,8 +140,7 @@ class FinetuneRun(TrainRun):
                 raise ConfigError(problem)
 
     def _decays_old_rows(self) -> bool:
-        rows_alone = self.extend_vocab is not None and self.extend_vocab.train
-        rows_alone = rows_alone and not self.is_trained("embed_tokens.weight")
+        rows_alone = self.trains_new_rows and not self.is_trained("embed_tokens.weight")
         return rows_alone and self.optimizer.weight_decay > 0 and self.optimizer.decay_embeddings
 
     def _replay_problems(self) -> dict[str, bool]:
@@ -194,6 +193,11 @@ class FinetuneRun(TrainRun):
         return chosen and not any(fnmatch.fnmatchcase(name, pattern) for pattern in self.freeze)
 
     @property
+    def trains_new_rows(self) -> bool:
+        """Whether rows for new tokens are trained where the others are frozen."""
+        return self.extend_vocab is not None and self.extend_vocab.train
+
+    @property
     def keeps_base_in_bf16(self) -> bool:
         """Where the frozen matrices are halved; a run whose precision is still auto doesn't know yet."""
         if self.lora is None or self.lora.base_precision == "fp32":
@@ -220,11 +224,15 @@ class FinetuneRun(TrainRun):
 
 def load_finetune(path: Path | str, overrides: Sequence[str] = ()) -> Loaded[FinetuneRun]:
     """Read a fine-tuning run's YAML and overrides, and the sizes of its base."""
+    if "base" not in top_keys(path, overrides):
+        raise ConfigError(
+            f"{path}: names no base: add  base: MODEL  to train one on; from scratch it is  cyberslm train {path}"
+        )
     loaded = load(path, FinetuneRun, overrides)
     run = without_step_limit(loaded)
     fitted_run = fitted(run)
     _refuse_given(loaded, fitted_run)
-    return replace(loaded, value=fitted_run, given=loaded.given | {"tokenizer.path"})
+    return replace(loaded, value=fitted_run, given=loaded.given | {"tokenizer.path", "model.vocab_size"})
 
 
 def load_any(path: Path | str, overrides: Sequence[str] = ()) -> Loaded[TrainRun] | Loaded[FinetuneRun]:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from cyberslm import files
 from cyberslm.checkpoint.adapter import KIND as ADAPTER
-from cyberslm.checkpoint.adapter import copy_adapter
+from cyberslm.checkpoint.adapter import copy_adapter, verify_adapter
 from cyberslm.checkpoint.folder import load_state, save_model, verify_model
 from cyberslm.checkpoint.steps import Step, list_steps, ranked, verify_step
 from cyberslm.data.prepare import Prepared
 from cyberslm.errors import IntegrityError
 from cyberslm.model.model import CyberSLM
 from cyberslm.recipes.config import TrainRun
-from cyberslm.recipes.data import Say
+from cyberslm.recipes.data import Say, row_loader
 from cyberslm.recipes.origin import Origin
+from cyberslm.recipes.replay import validated_apart
 from cyberslm.recipes.told import next_command
 from cyberslm.training.plots import can_plot
 from cyberslm.training.state import TrainState
@@ -26,7 +27,7 @@ ADAPTER_FOLDER = "final-adapter"
 
 KEPT = (
     *("step", "data_sha256", "cyberslm", "rows", "isolate_documents", "seq_len", "ema_decay", "base_sha256"),
-    *("before", "validation"),
+    *("before", "validation", "rows_by_source"),
 )
 """What the manifest of ``final/`` takes over from its step's."""
 
@@ -55,8 +56,10 @@ def finish(run: TrainRun, origin: Origin, state: TrainState, prepared: Prepared,
             screen.line(f"  pairs ranked right {score['accuracy']:.1%}, mean margin {score['reward_margin']:.4f}")
         for name, part in score.get("by_source", {}).items():
             screen.line(f"  {name}: loss {part['loss']:.4f}, {part['bits_per_byte']:.4f} bits per byte")
-    if manifest.get("before"):
+    if manifest.get("before") and prepared.validation is not None:
         _compare(run, state.step, manifest["before"], score, screen)
+        rows = row_loader(run, prepared, prepared.validation)
+        screen.line(_measured_on(run, [rows.num_rows(part) for part in validated_apart(run, prepared)]))
     mean = f", running mean of the weights, decay {run.train.ema_decay:g}" if run.train.ema_decay else ""
     screen.line(f"model: {final} (step {chosen.step}{mean})")
     if manifest["kind"] == ADAPTER:
@@ -104,6 +107,14 @@ def _compare(run: TrainRun, step: int, before: Mapping, after: Mapping, screen: 
     metrics.close()
 
 
+def _measured_on(run: TrainRun, held: list[int]) -> str:
+    """How many of the rows that are ``held`` out the run's figures are of; ``cyberslm eval`` takes all, in fp32."""
+    limit = run.eval.max_rows
+    shown = " and ".join(f"{min(limit or rows, rows):,} of {rows:,}" for rows in held)
+    spread = ", spread evenly (eval.max_rows)" if limit and limit < max(held) else ""
+    return f"measured in {run.precision} on {shown} rows{spread}"
+
+
 def finished(run: TrainRun, newest_step: Step | None) -> TrainState | None:
     """The state of a run that has nothing left to do: all steps are made, and ``final/`` is whole and the right one."""
     if newest_step is None:
@@ -111,16 +122,31 @@ def finished(run: TrainRun, newest_step: Step | None) -> TrainState | None:
     state = TrainState.from_json(load_state(newest_step.path))
     if not state.is_over(run.train):
         return None
-    wanted = next((step for step in _in_order(run) if _is_whole(step.path)), None)
+    wanted = next((step for step in _in_order(run) if _is_whole(step.path, verify_step)), None)
     final = run.folder / "final"
-    if wanted is None or not _is_whole(final) or files.read_manifest(final).get("step") != wanted.step:
+    if wanted is None or not _is_whole(final, verify_model) or files.read_manifest(final).get("step") != wanted.step:
+        return None
+    adapted = files.read_manifest(wanted.path)["kind"] == ADAPTER
+    if adapted and not _is_whole(run.folder / ADAPTER_FOLDER, verify_adapter):
         return None
     return state
 
 
-def _is_whole(folder: Path) -> bool:
+def said_of(run: TrainRun) -> str:
+    """A finished run in one line: where its model is, and how it scored."""
+    final = run.folder / "final"
+    manifest = files.read_manifest(final)
+    figures = [f"step {manifest['step']}"]
+    if score := manifest.get("validation"):
+        was = manifest.get("before", {}).get("bits_per_byte")
+        base = "" if was is None else f", the base's {was:.4f}"
+        figures.append(f"validation loss {score['loss']:.4f}, {score['bits_per_byte']:.4f} bits per byte{base}")
+    return f"this run is finished: {final} ({', '.join(figures)})"
+
+
+def _is_whole(folder: Path, verify: Callable[[Path], dict]) -> bool:
     try:
-        verify_model(folder)
+        verify(folder)
     except IntegrityError:
         return False
     return True

@@ -10,7 +10,7 @@ from cyberslm.data.loader import RowLoader
 from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.data import describe_rows
 from cyberslm.recipes.finetune import FinetuneRun
-from cyberslm.recipes.origin import Origin
+from cyberslm.recipes.origin import Origin, moving
 from cyberslm.recipes.scale import MOST_EPOCHS, Dial, planned_tokens
 from cyberslm.training.config import NO_LIMIT
 from cyberslm.training.distributed import Dist
@@ -103,10 +103,9 @@ def _base_lines(run: TrainRun, origin: Origin) -> Iterator[str]:
     if not isinstance(run, FinetuneRun):
         return
     yield f"base: {run.base_folder} (manifest {str(origin.fields['base_sha256'])[:12]})"
-    parameters = list(origin.outline().parameters())
-    trained = sum(each.numel() for each in parameters if each.requires_grad)
+    total = sum(each.numel() for each in origin.outline().parameters())
     adapters = "" if run.lora is None else f", adapters of rank {run.lora.rank} on {', '.join(run.lora.targets)}"
-    yield f"trained: {trained:,} of {sum(each.numel() for each in parameters):,} parameters{adapters}"
+    yield f"trained: {moving(run).learning:,} of {total:,} parameters{adapters}"
 
 
 def _optimizer_line(run: TrainRun, origin: Origin) -> str:

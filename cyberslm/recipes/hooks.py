@@ -21,6 +21,7 @@ from cyberslm.generation.engine import Engine
 from cyberslm.model.model import CyberSLM
 from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.data import bytes_per_id, row_loader
+from cyberslm.recipes.finetune import replayed
 from cyberslm.recipes.interrupts import Interrupts
 from cyberslm.recipes.machine import autocast, package_version, products
 from cyberslm.recipes.origin import Origin
@@ -185,6 +186,8 @@ class RunHooks:
             "rows": self.run.data.rows,
             "isolate_documents": self.run.data.isolate_documents,
         }
+        if replayed(self.run) is not None:
+            fields["rows_by_source"] = True
         if score is not None and math.isfinite(score.loss):
             fields["validation"] = _figures(score)
         if self.before is not None:

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from cyberslm.checkpoint.adapter import apply_adapter, load_adapter, save_adapter
-from cyberslm.checkpoint.folder import Extras, TrainingFiles, load_extras, load_model, save_model
+from cyberslm.checkpoint.folder import Extras, ModelFolder, TrainingFiles, load_extras, load_model, save_model
 from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.lora import add_adapters, keep_base_in, merge
@@ -24,7 +24,7 @@ from cyberslm.model.model import CyberSLM
 from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.conversations import extras_of
 from cyberslm.recipes.finetune import FinetuneRun, base_tokenizer
-from cyberslm.recipes.vocabulary import extend_rows, train_new_rows
+from cyberslm.recipes.vocabulary import ROWS, extend_rows, train_new_rows
 from cyberslm.text.tokenizer import Tokenizer
 
 
@@ -76,15 +76,22 @@ class Moving(NamedTuple):
     """What of a run's model is trained."""
 
     trained: int
-    """Parameters."""
+    """Parameters that have a gradient and moments."""
     frozen_bytes: int
     """What all others take."""
+    learning: int
+    """Parameters that change: of a matrix of which the new rows alone are trained, those."""
 
 
 def moving(run: TrainRun) -> Moving:
-    parameters = list(origin_of(run).outline().parameters())
-    trained = sum(each.numel() for each in parameters if each.requires_grad)
-    return Moving(trained, sum(each.numel() * each.element_size() for each in parameters if not each.requires_grad))
+    parameters = dict(origin_of(run).outline().named_parameters())
+    trained = sum(each.numel() for each in parameters.values() if each.requires_grad)
+    frozen = sum(each.numel() * each.element_size() for each in parameters.values() if not each.requires_grad)
+    still = 0
+    if isinstance(run, FinetuneRun) and run.trains_new_rows:
+        old = base_tokenizer(run).vocab_size * run.model.hidden_dim
+        still = old * sum(name in parameters and not run.is_trained(name) for name in ROWS)
+    return Moving(trained, frozen, trained - still)
 
 
 class FromScratch:
@@ -154,7 +161,8 @@ class FromBase:
             save_model(target, model, tokenizer, fields, training, self.extras(tokenizer))
         else:
             base = str(self._run.base_folder)
-            save_adapter(target, model, self._run.lora, fields, base=base, training=training)
+            adapted = ModelFolder(model, tokenizer, fields, self.extras(tokenizer))
+            save_adapter(target, adapted, self._run.lora, base=base, training=training)
 
     def extras(self, tokenizer: Tokenizer) -> Extras:
         return extras_of(self._run, tokenizer, self._extras)
@@ -183,7 +191,7 @@ class FromBase:
             add_adapters(model, run.lora, seed=run.seed)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(parameter.requires_grad if _is_new(name) else run.is_trained(name))
-        if run.extend_vocab is not None and run.extend_vocab.train:
+        if run.trains_new_rows:
             train_new_rows(model, first=base_tokenizer(run).vocab_size)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ConfigError("trainable and freeze leave nothing to train: name at least one parameter of the base")

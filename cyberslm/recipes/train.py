@@ -29,7 +29,7 @@ from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.conversations import preview
 from cyberslm.recipes.data import Say, describe, ensure_prepared, fit_model
 from cyberslm.recipes.estimate import Estimate, estimate, figures, lines, refuse_too_large, share_of_limit
-from cyberslm.recipes.finish import finish, finished
+from cyberslm.recipes.finish import finish, finished, said_of
 from cyberslm.recipes.folder import refuse_other_run, require_space, write_run_files
 from cyberslm.recipes.header import header, processes
 from cyberslm.recipes.hooks import Process, RunHooks, check_samples
@@ -117,7 +117,7 @@ def _train(loaded: Loaded[TrainRun], process: Process, stop_at: int | None) -> O
     run, dist, screen = loaded.value, process.dist, process.screen
     step, done = _standing(run, dist, screen.line)
     if done is not None:
-        screen.line(f"this run is finished: {run.folder / 'final'} (step {done.step})")
+        screen.line(said_of(run))
         return Outcome(done, run.folder / "final", None)
     prepared = dist.on_first(lambda: ensure_prepared(run, screen.line)) or open_prepared(run.prepared)
     run = replace(run, model=fit_model(run.model, prepared.tokenizer, given=loaded.given))

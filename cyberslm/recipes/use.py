@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from cyberslm import files
-from cyberslm.checkpoint.adapter import apply_adapter, is_adapter, load_adapter
+from cyberslm.checkpoint.adapter import Adapter, apply_adapter, is_adapter, kept_extras, kept_tokenizer, load_adapter
 from cyberslm.checkpoint.folder import WEIGHTS, ModelFolder, load_model, save_model
 from cyberslm.checkpoint.steps import newest
 from cyberslm.decoding.draft import Speculation
@@ -19,10 +19,12 @@ from cyberslm.generation.chat import Chat
 from cyberslm.generation.config import AskedPrecision, DecodingConfig
 from cyberslm.generation.engine import Engine
 from cyberslm.generation.fast import prepare
+from cyberslm.interop.exporting import KIND as EXPORT
 from cyberslm.model.lora import merge
 from cyberslm.model.quantised import set_precision
 from cyberslm.recipes.machine import pick_device
 from cyberslm.recipes.tokenizer import Say
+from cyberslm.recipes.vocabulary import with_words
 from cyberslm.text.chat import renderer_for
 
 
@@ -94,34 +96,47 @@ def _opened(path: Path | str, device: str, precision: AskedPrecision) -> ModelFo
 def load_merged(folder: Path, *, base: Path | None = None, device: torch.device | str = "cpu") -> ModelFolder:
     """The plain model of an adapter folder and its ``base`` (default: where it was in training), merged in fp32.
 
-    ``manifest`` is what the model's own should say. Raises `ConfigError` for an adapter of another base.
+    Tokenizer, chat template and stop ids are those that the adapter was trained with. ``manifest`` is what the model's
+    own should say. Raises `ConfigError` for an adapter of another base.
     """
     adapter = load_adapter(folder)
-    if base is None and adapter.base is None:
-        raise ConfigError(f"{folder} is an adapter that names no base: cyberslm merge BASE {folder} DEST")
-    place = find_model(base or Path(str(adapter.base)))
+    place = _base_of(folder, adapter) if base is None else find_model(base)
     found = load_model(place, device=device)
     if adapter.base_sha256 not in (None, found.manifest["self"]):
         raise ConfigError(
             f"the adapter was trained on another base than {place}: manifest {str(adapter.base_sha256)[:12]}, not"
             f" {found.manifest['self'][:12]}"
         )
+    tokenizer = kept_tokenizer(folder) or found.tokenizer
     try:
-        apply_adapter(found.model, adapter)
+        model = with_words(found.model, found.tokenizer, tokenizer)
+        apply_adapter(model, adapter)
     except ConfigError as error:
-        grown = "; with extend_vocab the run's final/ is the model" if "embed_tokens" in str(error) else ""
-        raise ConfigError(f"{folder} doesn't fit {place}: {error}{grown}") from error
+        raise ConfigError(f"{folder} doesn't fit {place}: {error}") from error
     about = files.read_manifest(folder) if files.looks_published(folder) else {}
     fields = {key: value for key, value in about.items() if key not in ("files", "self", "kind", "tokenizer_sha256")}
     fields["base_sha256"] = found.manifest["self"]
-    return ModelFolder(merge(found.model).eval(), found.tokenizer, fields, found.extras)
+    return ModelFolder(merge(model).eval(), tokenizer, fields, kept_extras(folder, model.config, found.extras))
+
+
+def _base_of(folder: Path, adapter: Adapter) -> Path:
+    """The base that an adapter names."""
+    if adapter.base is None:
+        raise ConfigError(f"{folder} is an adapter that names no base:  cyberslm merge BASE {folder} DEST")
+    try:
+        return find_model(Path(adapter.base))
+    except ConfigError as error:
+        raise ConfigError(
+            f"{folder} is an adapter, and its base: {error}; or  cyberslm merge BASE {folder} DEST"
+        ) from error
 
 
 def find_model(path: Path) -> Path:
-    """The model folder meant by ``path``."""
+    """The model or adapter folder meant by ``path``."""
     if not path.is_dir():
         raise ConfigError(f"{path} is not a folder: give a model folder such as runs/demo/final")
     if any((path / name).exists() for name in ("config.json", "manifest.json")) or is_adapter(path):
+        _refuse_export(path)
         return path
     if (path / "final").is_dir():
         return path / "final"
@@ -129,6 +144,15 @@ def find_model(path: Path) -> Path:
     if step is None:
         raise ConfigError(f"{path} holds no model: no config.json, no final/ and no whole checkpoint")
     return step.path
+
+
+def _refuse_export(path: Path) -> None:
+    if files.looks_published(path) and files.read_manifest(path).get("kind") == EXPORT:
+        source = next(iter(sorted(path.glob("*.gguf"))), path)
+        raise ConfigError(
+            f"{path} is an export for other tools: name the model that it was made of, or bring it back with "
+            f" cyberslm import {source} DEST"
+        )
 
 
 def quantize(

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from cyberslm import files
+from cyberslm.errors import ConfigError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.model import CyberSLM
-from cyberslm.recipes.finetune import FinetuneRun, base_tokenizer
 from cyberslm.text.extend import extended
 from cyberslm.text.tokenizer import Tokenizer
 
 KIND = "cyberslm-tokenizer"
+ROWS = ("embed_tokens.weight", "lm_head.weight")
+"""Parameters that have a row for each token; the second is not there where they are tied."""
 
 
-def write_extended(run: FinetuneRun) -> None:
-    """The base's tokenizer with the run's new tokens, where ``run.tokenizer.path`` says."""
-    if run.extend_vocab is None:
-        return
-    tokenizer = extended(base_tokenizer(run), run.extend_vocab.read())
+def write_extended(base: Tokenizer, tokens: Sequence[str], target: Path) -> None:
+    """Publish the ``base``'s tokenizer with more ``tokens`` as a folder, unless it is there."""
+    tokenizer = extended(base, tokens)
 
     def fill(staging: object) -> dict[str, object]:
         tokenizer.save(str(staging))
         return {"kind": KIND, "tokenizer_sha256": tokenizer.sha256}
 
-    target = run.folder / "tokenizer"
     if files.looks_published(target) and files.verify(target).get("tokenizer_sha256") == tokenizer.sha256:
         return
     files.publish(target, fill, replace=True)
@@ -41,13 +42,27 @@ def extend_rows(model: CyberSLM, config: CyberSLMConfig, tokenizer: Tokenizer, t
     """
     other = CyberSLM(config, device="meta")
     weights = model.state_dict()
-    for name in ("embed_tokens.weight", "lm_head.weight"):
+    for name in ROWS:
         if name in weights:
             weights[name] = _with_rows(weights[name], config.vocab_size, tokenizer, tokens)
     other.load_state_dict(weights, strict=True, assign=True)
     other.rope.to_empty(device=model.device)
     other.rope.reset()
     return other
+
+
+def with_words(model: CyberSLM, own: Tokenizer, wanted: Tokenizer) -> CyberSLM:
+    """A model for the ``wanted`` tokenizer, which is its ``own`` or that with more tokens, as a run began with it.
+
+    Raises `ConfigError` where it is another.
+    """
+    if wanted.sha256 == own.sha256:
+        return model
+    tokens = [wanted.token_bytes(n).decode("utf-8", "replace") for n in range(own.vocab_size, wanted.vocab_size)]
+    if not tokens or extended(own, tokens).sha256 != wanted.sha256:
+        raise ConfigError("its tokenizer isn't the base's, nor that with more tokens")
+    rows = max(model.config.vocab_size, wanted.vocab_size)
+    return extend_rows(model, replace(model.config, vocab_size=rows), own, tokens)
 
 
 def train_new_rows(model: CyberSLM, *, first: int) -> None:

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from cyberslm.model.config import CyberSLMConfig
-from cyberslm.model.sizes import activation_bytes, cast_bytes
+from cyberslm.model.lora import LoraConfig
+from cyberslm.model.sizes import activation_bytes, adapted_activation_bytes, adapted_cast_bytes, cast_bytes
 from cyberslm.training.cross_entropy import CHUNK
 
 
@@ -79,8 +80,10 @@ class Frozen(NamedTuple):
     """Parameters that are trained, fp32."""
     bytes: int
     """What the others take."""
-    casts: bool
-    """Whether autocast keeps copies of the frozen matrices for the backward pass: adapters use them as they are."""
+    adapters: LoraConfig | None
+    """Where they alone are trained of the blocks, which then keep less."""
+    head: Literal["learned", "cast", "taken"]
+    """What is made of the head's weight besides logits: a gradient, a copy in the dtype of the products, nothing."""
 
 
 def needed(  # noqa: PLR0913
@@ -95,33 +98,50 @@ def needed(  # noqa: PLR0913
 ) -> Needed:
     """Peak memory of training on rows of ``tokens`` (default ``max_seq_len``), on the processor or on one GPU.
 
-    ``optimizer``: bytes of the optimizer's state. ``bf16``: products are in it, or in fp16. With a ``frozen`` base
-    there is no gradient of its head.
+    ``optimizer``: bytes of the optimizer's state. ``bf16``: products are in it, or in fp16.
     """
     measured = MEASURED[device]
     length = config.max_seq_len if tokens is None else tokens
     trained = 4 * (config.num_parameters if frozen is None else frozen.trained)
     weights = trained + (0 if frozen is None else frozen.bytes)
     head = config.vocab_size * config.hidden_dim
-    sure = 4 * head + (cast_bytes(config) if bf16 else 0)
-    kept = kept_bytes(config, batch.rows, length, bf16=bf16, recompute=batch.recompute) - sure
-    if frozen is not None:
-        sure = cast_bytes(config) if bf16 and frozen.casts else 0
+    adapters, use = (None, "learned") if frozen is None else (frozen.adapters, frozen.head)
+    casts = _cast_bytes(config, adapters) if bf16 else 0
+    kept = kept_bytes(config, batch.rows, length, bf16=bf16, recompute=batch.recompute, adapters=adapters)
+    kept -= casts + (4 * head if adapters is None else 0)
+    sure = casts + (4 * head if use == "learned" else 0)
     activations = sure + int(kept * (measured.several if batch.several else measured.one))
-    loss = (2 if bf16 else 4) * (min(CHUNK, batch.rows * length * config.vocab_size) + head)
+    copied = 0 if use == "taken" else head
+    loss = (2 if bf16 else 4) * (min(CHUNK, batch.rows * length * config.vocab_size) + copied)
     weights, optimizer, trained = (-(-size // batch.shards) for size in (weights, optimizer, trained))
     gradients = trained if batch.several else max(0, trained - activations - loss)
     gathered = gathered_bytes(config) if batch.shards > 1 else 0
     return Needed(measured.program, weights, optimizer, gradients, activations, loss, gathered)
 
 
-def kept_bytes(config: CyberSLMConfig, rows: int, tokens: int, *, bf16: bool = False, recompute: bool = False) -> int:
+def kept_bytes(  # noqa: PLR0913
+    config: CyberSLMConfig,
+    rows: int,
+    tokens: int,
+    *,
+    bf16: bool = False,
+    recompute: bool = False,
+    adapters: LoraConfig | None = None,
+) -> int:
     """`activation_bytes`, also where blocks are computed again: then one block's and the inputs of all."""
+    shape = replace(config, num_layers=1) if recompute else config
+    if adapters is None:
+        kept = activation_bytes(shape, rows, tokens, bf16=bf16)
+    else:
+        kept = adapted_activation_bytes(shape, adapters, rows, tokens, bf16=bf16)
     if not recompute:
-        return activation_bytes(config, rows, tokens, bf16=bf16)
-    one = activation_bytes(replace(config, num_layers=1), rows, tokens, bf16=bf16)
-    casts = cast_bytes(config) - cast_bytes(replace(config, num_layers=1)) if bf16 else 0
-    return one + casts + config.num_layers * 4 * rows * tokens * config.hidden_dim
+        return kept
+    casts = _cast_bytes(config, adapters) - _cast_bytes(shape, adapters) if bf16 else 0
+    return kept + casts + config.num_layers * 4 * rows * tokens * config.hidden_dim
+
+
+def _cast_bytes(config: CyberSLMConfig, adapters: LoraConfig | None) -> int:
+    return cast_bytes(config) if adapters is None else adapted_cast_bytes(config, adapters)
 
 
 def gathered_bytes(config: CyberSLMConfig) -> int:

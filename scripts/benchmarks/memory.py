@@ -2,7 +2,8 @@
 
     python scripts/benchmarks/memory.py [--only NAME] [--threads N]
 
-Each case is a run of its own, `cyberslm train` with four steps on made-up text, whose own record of its peak is read.
+Each case is a run of its own, `cyberslm train` with four steps on made-up text, whose own record of its peak is read;
+``lora`` is `cyberslm finetune` with adapters on a base that is made before.
 The last columns are the shares of activations (``one``, ``several`` of `MEASURED`) with which the formula would be
 exact: what to change them to when the loss, the network or the allocator has changed.
 """
@@ -20,8 +21,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cyberslm.model.config import CyberSLMConfig
-from cyberslm.model.sizes import activation_bytes, cast_bytes
-from cyberslm.training.memory import Batch, needed
+from cyberslm.model.lora import LoraConfig
+from cyberslm.model.sizes import adapted_cast_bytes, cast_bytes
+from cyberslm.recipes.estimate import needed_memory
+from cyberslm.recipes.finetune import load_any
+from cyberslm.training.distributed import Dist
+from cyberslm.training.memory import kept_bytes
 
 STEPS = 4
 SHAPES: dict[str, dict[str, int]] = {
@@ -34,7 +39,8 @@ SHAPES: dict[str, dict[str, int]] = {
     "33m": {"max_seq_len": 512, "vocab_size": 32000},
 }
 CASES = {
-    f"{shape} {rows} x {split} {precision}": (shape, rows, split, precision)
+    f"{shape} {rows} x {split} {precision}{' lora' * lora}": (shape, rows, split, precision, lora)
+    for lora in (False, True)
     for shape, rows, split in (
         ("tiny", 8, 1),
         ("demo", 8, 1),
@@ -48,7 +54,7 @@ CASES = {
     )
     for precision in ("fp32", "bf16")
 }
-"""Shape, rows of a micro-batch, micro-batches of a step, precision."""
+"""Shape, rows of a micro-batch, micro-batches of a step, precision, adapters or all weights."""
 
 
 class Peak(NamedTuple):
@@ -60,28 +66,51 @@ class Peak(NamedTuple):
 
 def measure(name: str, threads: int = 1) -> Peak:
     """Run one case in a process of its own."""
+    shape, rows, split, precision, lora = CASES[name]
     with tempfile.TemporaryDirectory() as folder:
         config = write_run(Path(folder), name)
-        command = [sys.executable, "-m", "cyberslm", "train", str(config), "--quiet"]
         environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-        subprocess.run(command, check=True, env=environment)
+        if lora:
+            small = [
+                f"out_dir={folder}/base",
+                "train.max_steps=1",
+                "scheduler.warmup_steps=0",
+                "train.global_batch_size=1",
+            ]
+            _run("train", config, *small, "train.micro_batch_size=1", environment=environment)
+            config = write_finetune(config)
+        _run("finetune" if lora else "train", config, environment=environment)
+        need = needed_memory(load_any(config).value, Dist())
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
     measured = max(record["peak_memory"] for record in records if record["type"] == "train")
-    shape, rows, split, precision = CASES[name]
-    config = CyberSLMConfig(**SHAPES[shape])
-    bf16 = precision == "bf16"
-    need = needed(config, Batch(rows, several=split > 1), optimizer=8 * config.num_parameters, bf16=bf16)
     if need.total != records[0]["estimated_memory"]:
         raise SystemExit(f"{name}: the run estimated {records[0]['estimated_memory']}, not {need.total}")
-    sure = 4 * config.vocab_size * config.hidden_dim + cast_bytes(config) * bf16
-    kept = activation_bytes(config, rows, config.max_seq_len, bf16=bf16) - sure
+    model, bf16 = CyberSLMConfig(**SHAPES[shape]), precision == "bf16"
+    adapters = LoraConfig() if lora else None
+    casts = (cast_bytes(model) if adapters is None else adapted_cast_bytes(model, adapters)) if bf16 else 0
+    sure = casts + (0 if lora else 4 * model.vocab_size * model.hidden_dim)
+    kept = kept_bytes(model, rows, model.max_seq_len, bf16=bf16, adapters=adapters) - sure
     return Peak(need.total, measured, (measured - (need.total - need.activations) - sure) / kept)
+
+
+def _run(verb: str, config: Path, *settings: str, environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "cyberslm", verb, str(config), *settings, "--quiet"]
+    subprocess.run(command, check=True, env=environment)
+
+
+def write_finetune(training: Path) -> Path:
+    """The configuration of a run with adapters on the base that ``training``'s settings made."""
+    config = json.loads(training.read_text(encoding="utf-8"))
+    del config["model"], config["tokenizer"]
+    path = training.with_name("finetune.yaml")
+    path.write_text(json.dumps({**config, "base": "base", "lora": {}}), encoding="utf-8")
+    return path
 
 
 def write_run(folder: Path, name: str) -> Path:
     """The configuration of a case, and text for it."""
-    shape, rows, split, precision = CASES[name]
+    shape, rows, split, precision, _ = CASES[name]
     draw = random.Random(0)
     words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9))) for _ in range(3000)]
     (folder / "text").mkdir()
@@ -89,6 +118,7 @@ def write_run(folder: Path, name: str) -> Path:
         (folder / "text" / f"{number}.txt").write_text(" ".join(draw.choices(words, k=4000)), encoding="utf-8")
     config = {
         "out_dir": "run",
+        "device": "cpu",
         "precision": precision,
         "data": {"sources": ["text"], "validation_fraction": 0.3},
         "tokenizer": {"vocab_size": 500},

@@ -8,13 +8,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cyberslm.checkpoint.adapter import apply_adapter, copy_adapter, load_adapter, save_adapter
-from cyberslm.checkpoint.folder import TrainingFiles, save_model
+from cyberslm.checkpoint.adapter import (
+    apply_adapter,
+    copy_adapter,
+    kept_extras,
+    kept_tokenizer,
+    load_adapter,
+    save_adapter,
+)
+from cyberslm.checkpoint.folder import Extras, ModelFolder, TrainingFiles, save_model
 from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.lora import LoraConfig, adapters, add_adapters
 from cyberslm.model.model import CyberSLM
-from cyberslm.text.tokenizer import load_tokenizer
+from cyberslm.text.tokenizer import Tokenizer, load_tokenizer
 
 SIZES = {"hidden_dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ffn_hidden_dim": 48, "max_seq_len": 40}
 IDS = torch.randint(4, 96, (2, 11), generator=torch.Generator().manual_seed(5))
@@ -30,13 +37,18 @@ def learned(model: CyberSLM) -> None:
         layer.lora_B.data.normal_(0, 0.05, generator=generator)
 
 
+def words(trained: Path) -> Tokenizer:
+    return load_tokenizer(trained / "run" / "final")
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, trained: Path) -> Path:
     model, config = base(), LoraConfig(rank=4, alpha=6, targets=("q_proj", "down_proj"), rslora=True)
     add_adapters(model, config)
     learned(model)
     training = TrainingFiles({"exp_avg/x": torch.arange(3.0)}, {"step": 7})
-    save_adapter(tmp_path / "a", model, config, {"step": 7, "base_sha256": "ab"}, base="somewhere", training=training)
+    adapted = ModelFolder(model, words(trained), {"step": 7, "base_sha256": "ab"}, Extras("hi", (5,)))
+    save_adapter(tmp_path / "a", adapted, config, base="somewhere", training=training)
     return tmp_path / "a"
 
 
@@ -52,14 +64,31 @@ def test_saved_adapter_comes_back_bit_for_bit(folder: Path) -> None:
     assert torch.equal(model(IDS), wanted(IDS))
 
 
-def test_copy_holds_no_training_state(folder: Path, tmp_path: Path) -> None:
+def test_copy_holds_all_but_the_training_state(folder: Path, tmp_path: Path) -> None:
     copy_adapter(folder, tmp_path / "copy")
-    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == [
-        "adapter_config.json",
-        "adapter_model.safetensors",
-        "manifest.json",
-    ]
+    here, copied = ({path.name for path in each.iterdir()} for each in (folder, tmp_path / "copy"))
+    assert copied == here - {"training"}
+    assert {"adapter_config.json", "chat_template.jinja", "generation_config.json", "tokenizer.json"} < copied
     assert load_adapter(tmp_path / "copy").base_sha256 == "ab"
+
+
+def test_adapter_keeps_how_its_model_is_asked(folder: Path, trained: Path) -> None:
+    """Chat template and stop ids of an adapter were those of its base, whatever it was trained with."""
+    config, of_base = base().config, Extras("base's", (7,))
+    assert kept_extras(folder, config, of_base) == Extras("hi", (5,))
+    kept = kept_tokenizer(folder)
+    assert kept is not None
+    assert kept.sha256 == words(trained).sha256
+
+
+def test_adapter_of_peft_has_the_template_beside_it_and_else_what_its_base_has(folder: Path) -> None:
+    config, of_base = base().config, Extras("base's", (7,))
+    as_of_peft(folder)
+    (folder / "generation_config.json").unlink()
+    assert kept_extras(folder, config, of_base) == Extras("hi", (7,))
+    assert kept_tokenizer(folder) is None
+    (folder / "chat_template.jinja").unlink()
+    assert kept_extras(folder, config, of_base) == of_base
 
 
 @pytest.mark.parametrize("tie_weights", [True, False])
@@ -69,13 +98,13 @@ def test_peft_opens_our_adapter_on_the_transformers_model(
 ) -> None:
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     model, config = base(tie_weights=tie_weights), LoraConfig(rank=4, alpha=6, rslora=rslora)
-    save_model(tmp_path / "base", model, load_tokenizer(trained / "run" / "final"), {})
+    save_model(tmp_path / "base", model, words(trained), {})
     add_adapters(model, config)
     learned(model)
     for parameter in model.norm.parameters():
         parameter.requires_grad_()
         parameter.data += 0.3
-    save_adapter(tmp_path / "a", model, config, {}, base=str(tmp_path / "base"))
+    save_adapter(tmp_path / "a", ModelFolder(model, words(trained), {}), config, base=str(tmp_path / "base"))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "a").eval()
     with torch.no_grad():
@@ -86,7 +115,7 @@ def test_peft_opens_our_adapter_on_the_transformers_model(
 def test_our_model_opens_an_adapter_of_peft(tmp_path: Path, trained: Path, *, tie_weights: bool) -> None:
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     model = base(tie_weights=tie_weights)
-    save_model(tmp_path / "base", model, load_tokenizer(trained / "run" / "final"), {})
+    save_model(tmp_path / "base", model, words(trained), {})
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     settings = peft.LoraConfig(
         r=3, lora_alpha=5, target_modules=["k_proj", "up_proj"], layers_to_transform=[1], task_type="CAUSAL_LM"

@@ -499,3 +499,13 @@ def test_a_packed_row_that_is_not_isolated_is_as_drawn(tmp_path):
     assert batch.input_ids.tolist() == [[10, 11, 12, 13, 14, 15, 16, 17, 0]]
     assert batch.targets.tolist() == [[11, 12, IGNORE, 14, 15, IGNORE, 17, IGNORE, IGNORE]]
     assert batch.docs is None
+
+
+@pytest.mark.parametrize("layout", ["concat", "pack"])
+def test_rows_are_counted_by_source(tmp_path, layout):
+    made = make(tmp_path, [20, 9, 31], sources=[0, 1, 1])
+    loader = open_loader(made, (layout, False), 4, by_source=True)
+    for sources in (None, {0}, {1}, {0, 1}):
+        held = sum(len(batch.input_ids) for batch in loader.sequential(3, sources=sources))
+        assert loader.num_rows(sources) == held > 0
+    assert loader.num_rows({0}) + loader.num_rows({1}) == loader.num_rows()

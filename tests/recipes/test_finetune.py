@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,21 +19,28 @@ from safetensors.torch import load_file
 
 from cyberslm import files
 from cyberslm.checkpoint.adapter import load_adapter
-from cyberslm.checkpoint.folder import load_model
+from cyberslm.checkpoint.folder import load_model, save_model
 from cyberslm.checkpoint.steps import list_steps, step_folder
+from cyberslm.data.loader import RowLoader
+from cyberslm.data.prepare import open_prepared
 from cyberslm.errors import ConfigError
+from cyberslm.files.manifest import seal as sealed
 from cyberslm.generation.engine import Engine
+from cyberslm.model.model import CyberSLM
 from cyberslm.recipes.check import check
+from cyberslm.recipes.config import load_run
 from cyberslm.recipes.estimate import needed_memory
 from cyberslm.recipes.evaluate import evaluate
 from cyberslm.recipes.finetune import FinetuneRun, kept_run, load_any, load_finetune
 from cyberslm.recipes.merge import merge_adapter
 from cyberslm.recipes.origin import moving, origin_of
 from cyberslm.recipes.train import run_training
-from cyberslm.recipes.use import load
+from cyberslm.recipes.use import load, load_merged, open_chat
 from cyberslm.training.distributed import Dist
+from cyberslm.training.memory import Needed
 from cyberslm.training.trackers import read_metrics
 
+FINALS = ("final-adapter", "final")
 LORA = {"rank": 4, "alpha": 8, "dropout": 0.1}
 Make = Callable[..., Path]
 
@@ -148,6 +157,106 @@ def test_final_is_a_whole_model_and_is_what_merge_makes(make: Make, trained: Pat
         merge_adapter(trained / "run", run, target)
 
 
+def contents(folder: Path) -> dict[str, str]:
+    """The hashes of a model folder's files."""
+    return {name: entry["sha256"] for name, entry in files.verify(folder)["files"].items()}
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_adapter_with_new_tokens_over_its_base_is_final(
+    make: Make, trained: Path, tmp_path: Path, *, train: bool
+) -> None:
+    """It fitted no base, whose vocabulary is smaller."""
+    changes = {"lora": LORA, "extend_vocab": {"tokens": ["CVE-", "statement"], "train": train}}
+    run = tune(make(changes | {"train.max_steps": 6, "eval.interval": 3}))
+    target = merge_adapter(trained / "run", run, tmp_path / "merged")
+    assert contents(target) == contents(run / "final")
+    assert evaluate(run / "final-adapter").score == evaluate(run / "final").score
+    text = "A statement on CVE-1"
+    adapted, final = (load(run / name).generate([text], max_new_tokens=6, temperature=0.0) for name in FINALS)
+    assert adapted[0].ids == final[0].ids
+
+
+def test_adapter_of_new_tokens_is_refused_for_a_base_of_another_tokenizer(make: Make, trained: Path) -> None:
+    run = tune(make({"lora": LORA, "extend_vocab": {"tokens": ["CVE-"]}, "train.max_steps": 6}))
+    other = tune(make({"extend_vocab": {"tokens": ["statement"]}, "train.max_steps": 4}, name="other"))
+    adapter = run / "final-adapter"
+    manifest = files.read_manifest(adapter) | {"base_sha256": files.read_manifest(other / "final")["self"]}
+    shutil.copytree(adapter, run / "moved")
+    (run / "moved" / "manifest.json").write_bytes(seal(manifest))
+    with pytest.raises(ConfigError, match="its tokenizer isn't the base's, nor that with more tokens"):
+        load_merged(run / "moved", base=other / "final")
+
+
+def seal(manifest: dict) -> bytes:
+    fields = {key: value for key, value in manifest.items() if key not in ("files", "self")}
+    return sealed(fields, manifest["files"])[1]
+
+
+def test_peft_opens_an_adapter_with_new_tokens_on_a_base_with_as_many_rows(make: Make, trained: Path) -> None:
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    run = tune(make({"lora": LORA, "extend_vocab": {"tokens": ["CVE-", "statement"]}, "train.max_steps": 6}))
+    adapter, final = run / "final-adapter", load_model(run / "final")
+    words = transformers.AutoTokenizer.from_pretrained(adapter)
+    ids = words.encode("A statement on CVE-1")
+    assert ids == final.tokenizer.encode("A statement on CVE-1")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(trained / "run" / "final")
+    theirs.resize_token_embeddings(len(words))
+    theirs = peft.PeftModel.from_pretrained(theirs, adapter).eval()
+    with torch.no_grad():
+        wanted = final.model(torch.tensor([ids]))
+        torch.testing.assert_close(theirs(torch.tensor([ids])).logits, wanted, atol=1e-5, rtol=0)
+
+
+def test_adapter_that_learned_to_chat_is_asked_so_wherever_it_is_opened(
+    make: Make, trained: Path, tmp_path: Path
+) -> None:
+    """Opened, merged and exported it had the chat template and stop ids of its base, which here has neither."""
+    (tmp_path / "qa.jsonl").write_text('{"prompt": "say red", "completion": "red"}\n' * 24)
+    data = {
+        "sources": ["qa.jsonl"],
+        "format": "chat",
+        "rows": "pack",
+        "isolate_documents": True,
+        "validation_fraction": 0,
+    }
+    run = tune(make({"lora": LORA, "data": data, "train.max_steps": 4}))
+    final = load_model(run / "final").extras
+    assert final.chat_template is not None
+    assert final.stop_ids
+    assert load_model(trained / "run" / "final").extras.chat_template is None
+    target = merge_adapter(trained / "run", run, tmp_path / "merged")
+    assert contents(target) == contents(run / "final")
+    opened, doubt = open_chat(run / "final-adapter")
+    assert doubt is None
+    assert opened.renderer.template == final.chat_template
+    assert set(final.stop_ids) <= set(load(run / "final-adapter").stop_ids)
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_finished_run_says_so_in_one_line(make: Make, lora: dict | None) -> None:
+    """A run of adapters wrote final/ again and printed its whole end at each start."""
+    path = make({"lora": lora} if lora else {})
+    run = tune(path)
+    written, log = (run / "final" / "manifest.json").stat(), (run / "train.log").read_text()
+    tune(path)
+    assert (run / "final" / "manifest.json").stat() == written
+    said = (run / "train.log").read_text().removeprefix(log)
+    score = files.read_manifest(run / "final")["validation"]["bits_per_byte"]
+    base = files.read_manifest(run / "final")["before"]["bits_per_byte"]
+    assert said.count("\n") == 1
+    assert f"this run is finished: {run / 'final'} (step 12, validation loss " in said
+    assert f"{score:.4f} bits per byte, the base's {base:.4f})" in said
+
+
+def test_adapter_that_is_gone_is_written_again(make: Make) -> None:
+    path = make({"lora": LORA})
+    run = tune(path)
+    shutil.rmtree(run / "final-adapter")
+    tune(path)
+    assert files.verify(run / "final-adapter")
+
+
 def test_text_made_while_training_is_that_of_the_merged_model(make: Make) -> None:
     run = tune(make({"lora": LORA, "eval.sample_prompts": ["The "], "eval.sample_tokens": 8}))
     assert any(json.loads(line)["step"] == 12 for line in (run / "samples.jsonl").read_text().splitlines())
@@ -189,6 +298,7 @@ def test_replay_gives_its_share_and_is_validated_beside_the_runs_own_text(make: 
     assert manifest["before"]["by_source"]["general"]["bits_per_byte"] == comparison["before/general"]
     assert manifest["validation"]["bits_per_byte"] == comparison["after/domain"]
     assert "\nbits per byte                 base       now\ndomain " in log
+    assert re.search(r"\nmeasured in fp32 on 2 of \d+ and 2 of \d+ rows, spread evenly \(eval.max_rows\)\n", log)
 
 
 def test_base_is_scored_as_eval_scores_it(make: Make, trained: Path) -> None:
@@ -197,6 +307,25 @@ def test_base_is_scored_as_eval_scores_it(make: Make, trained: Path) -> None:
     assert before["bits_per_byte"] == pytest.approx(
         evaluate(trained / "run", data=run / "data").score.bits_per_byte, rel=1e-6
     )
+
+
+@pytest.mark.parametrize("rows", ["concat", "pack"])
+def test_eval_gives_the_figures_of_the_runs_table(make: Make, tmp_path: Path, rows: str) -> None:
+    """Its rows went from the run's own text into the general text, which the run's rows don't, and none had a name."""
+    changes = {"replay": {"path": "general", "weight": 0.25}, "eval.max_rows": 0, "data.rows": rows}
+    run = tune(make(changes))
+    comparison = next(r for r in read_metrics(run / "metrics.jsonl") if r["type"] == "comparison")
+    found = evaluate(run).score.by_source
+    for name in ("domain", "general"):
+        assert found[name].bits_per_byte == pytest.approx(comparison[f"after/{name}"], rel=1e-6)
+    held = RowLoader(open_prepared(run / "data").validation, seq_len=32, batch_rows=1, seed=0, pad_id=0, by_source=True)
+    if rows == "concat":
+        log = (run / "train.log").read_text()
+        assert f"measured in fp32 on {held.num_rows({0})} of {held.num_rows({0})} and " in log
+    alone = tune(make({"data.sources": ["general"], "eval.max_rows": 0, "data.rows": rows}, name="alone"), stop_at=1)
+    general = evaluate(run / "final", data=alone / "data").score
+    assert general.num_bytes == found["general"].num_bytes
+    assert general.bits_per_byte == pytest.approx(comparison["after/general"], rel=1e-6)
 
 
 def test_shorter_rows_leave_the_models_context(make: Make, trained: Path) -> None:
@@ -255,6 +384,39 @@ def test_new_tokens_begin_as_the_mean_of_their_pieces_and_open_in_transformers(
     torch.testing.assert_close(logits, final.model(torch.tensor([ids])), atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("changes", "learning"),
+    [
+        ({"lora": LORA, "freeze": []}, 3712 + 2 * 32),
+        ({"freeze": ["*"]}, 2 * 32),
+        ({"lora": LORA, "trainable": ["embed_tokens.*"]}, None),
+        ({}, None),
+    ],
+)
+def test_new_rows_alone_are_counted_where_the_others_stay(make: Make, changes: dict, learning: int | None) -> None:
+    """The whole embedding was said to be trained."""
+    path = make({"extend_vocab": {"tokens": ["CVE-", "statement"]}} | changes)
+    found = moving(load_finetune(path).value)
+    text = "\n".join(check(load_any(path), lambda _: None))
+    assert found.learning == (learning or found.trained)
+    assert f"trained: {found.learning:,} of " in text
+
+
+@pytest.mark.parametrize("changes", [{}, {"lora": LORA}, {"extend_vocab": {"tokens": ["CVE-"]}}])
+def test_base_with_more_rows_than_tokens_keeps_them(make: Make, trained: Path, tmp_path: Path, changes: dict) -> None:
+    """Networks like Qwen's have such rows; the run made a smaller one and ended in a traceback."""
+    base = load_model(trained / "run" / "final")
+    rows = base.tokenizer.vocab_size + 8
+    wide = CyberSLM(replace(base.model.config, vocab_size=rows), seed=2)
+    save_model(tmp_path / "wide", wide, base.tokenizer, {})
+    run = tune(make(changes | {"base": str(tmp_path / "wide"), "train.max_steps": 4}))
+    final = load_model(run / "final")
+    assert final.model.config.vocab_size == rows
+    assert final.tokenizer.vocab_size == base.tokenizer.vocab_size + len(changes.get("extend_vocab", ()))
+    if "lora" in changes:
+        assert contents(merge_adapter(tmp_path / "wide", run, tmp_path / "merged")) == contents(run / "final")
+
+
 def test_only_new_rows_can_be_trained(make: Make, trained: Path) -> None:
     run = tune(make({"extend_vocab": {"tokens": ["statement"]}, "freeze": ["*"]}))
     before = load_file(trained / "run" / "final" / "model.safetensors")
@@ -289,7 +451,7 @@ def test_recomputed_blocks_give_the_same_weights(make: Make) -> None:
 def test_memory_is_a_part_of_what_training_all_weights_takes(make: Make) -> None:
     full, adapted = (
         needed_memory(load_finetune(make(changes)).value, Dist())
-        for changes in ({"device": "cpu"}, {"device": "cpu", "lora": LORA | {"base_precision": "bf16"}})
+        for changes in ({"device": "cpu"}, {"device": "cpu", "lora": {"rank": 4, "base_precision": "bf16"}})
     )
     trained = moving(load_finetune(make({"lora": LORA})).value).trained
     assert adapted.optimizer == 8 * trained
@@ -297,6 +459,22 @@ def test_memory_is_a_part_of_what_training_all_weights_takes(make: Make) -> None
     assert full.optimizer > 5 * adapted.optimizer
     assert adapted.weights < full.weights
     assert adapted.activations < full.activations
+
+
+def test_memory_of_adapters_counts_what_else_learns(make: Make) -> None:
+    """All of a network's activations were counted for adapters, and no gradient of a head that has new rows."""
+
+    def need(**changes: object) -> Needed:
+        given = {"device": "cpu", "precision": "bf16", "lora": {"rank": 4}} | changes
+        return needed_memory(load_finetune(make(given)).value, Dist())
+
+    alone, whole = need(), need(trainable=["layers.*"])
+    assert alone.activations < whole.activations
+    assert need(trainable=["norm.weight"]).activations == alone.activations
+    grown, head = need(extend_vocab={"tokens": ["CVE-"]}), 32 * load_finetune(make()).value.model.vocab_size
+    assert grown.activations == alone.activations + 4 * (head + 32)
+    assert grown.loss - alone.loss >= 2 * (head + 32)
+    assert need(lora={"rank": 4, "base_precision": "fp32"}).loss == alone.loss + 2 * head
 
 
 def test_learning_rate_is_warmed_up_again_from_zero(make: Make) -> None:
@@ -357,6 +535,19 @@ def test_resolved_configuration_runs_as_it_is(make: Make) -> None:
 def test_what_cant_be_is_refused_before_any_work(make: Make, changes: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_finetune(make(changes))
+
+
+def test_the_other_verb_is_named(make: Make) -> None:
+    """``train`` called a fine-tuning file's keys unknown, and ``finetune`` missed one in a training run's file."""
+    path = make({"lora": LORA})
+    with pytest.raises(ConfigError, match=rf"tuned.yaml: names a base, .*: use  cyberslm finetune {path}"):
+        load_run(path)
+    config = yaml.safe_load(path.read_text())
+    del config["base"], config["lora"]
+    path.write_text(yaml.safe_dump(config))
+    with pytest.raises(ConfigError, match=rf"names no base: .*; from scratch it is  cyberslm train {path}"):
+        load_finetune(path)
+    assert load_run(path).value.folder.name == "tuned"
 
 
 def test_folder_of_a_training_run_is_refused(make: Make, trained: Path, tmp_path: Path) -> None:

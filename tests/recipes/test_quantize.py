@@ -139,7 +139,8 @@ def test_an_adapter_is_reduced_with_its_base(trained: Path, tmp_path: Path) -> N
     base, lora = trained / "run" / "final", LoraConfig(rank=2)
     found = load_model(base)
     add_adapters(found.model, lora)
-    save_adapter(tmp_path / "adapter", found.model, lora, {"base_sha256": found.manifest["self"]}, base=str(base))
+    adapted = found._replace(manifest={"base_sha256": found.manifest["self"]})
+    save_adapter(tmp_path / "adapter", adapted, lora, base=str(base))
     small = load_model(quantize(tmp_path / "adapter", tmp_path / "small"), reduced="take").model.state_dict()
     of_base = load(base, precision="int8", fast="off").model.state_dict()  # a new adapter changes nothing
     assert all(torch.equal(small[name], tensor) for name, tensor in of_base.items())

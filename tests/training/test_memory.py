@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cyberslm.model.config import CyberSLMConfig
-from cyberslm.training.memory import Batch, fitting, gathered_bytes, kept_bytes, needed
+from cyberslm.model.lora import LoraConfig
+from cyberslm.training.memory import Batch, Frozen, fitting, gathered_bytes, kept_bytes, needed
 
 CONFIG = CyberSLMConfig(max_seq_len=512)
 MOMENTS = 8 * CONFIG.num_parameters
@@ -79,6 +80,43 @@ def test_blocks_computed_again_need_one_block_and_the_inputs_of_the_others(bf16:
     assert (
         needed(CONFIG, again, optimizer=MOMENTS, bf16=bf16).total
         < needed(CONFIG, plain, optimizer=MOMENTS, bf16=bf16).total
+    )
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_of_a_frozen_head_only_what_is_made_of_it_is_counted(bf16: bool) -> None:
+    """A copy was counted of a head that is kept in the dtype of the products."""
+    taken, cast, learned = (
+        needed(
+            CONFIG,
+            Batch(4, several=True),
+            optimizer=0,
+            bf16=bf16,
+            frozen=Frozen(1 << 20, 10 * MiB, LoraConfig(), head),
+        )
+        for head in ("taken", "cast", "learned")
+    )
+    head = CONFIG.vocab_size * CONFIG.hidden_dim
+    assert cast.loss - taken.loss == (2 if bf16 else 4) * head
+    assert (learned.loss, learned.activations) == (cast.loss, cast.activations + 4 * head)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_adapters_alone_keep_less_than_blocks_that_learn(recompute: bool) -> None:
+    alone, all_of_them = (
+        needed(
+            CONFIG,
+            Batch(4, several=False, recompute=recompute),
+            optimizer=0,
+            bf16=True,
+            frozen=Frozen(1 << 20, 10 * MiB, adapters, "taken"),
+        ).activations
+        for adapters in (LoraConfig(), None)
+    )
+    few = LoraConfig(targets=("q_proj", "v_proj"))
+    assert alone < all_of_them
+    assert kept_bytes(CONFIG, 4, 512, recompute=recompute, adapters=few) < kept_bytes(
+        CONFIG, 4, 512, recompute=recompute, adapters=LoraConfig()
     )
 
 
