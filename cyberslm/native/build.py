@@ -1,8 +1,8 @@
 """The library in C++: compiled once for a machine, kept in the user's own cache, checked before it is loaded.
 
-It holds the decoding step of a whole network (`step.cpp`) and the attention of whole rows (`attention.cpp`), for all
-networks, so that what names it is the source, the compiler with its options, and the processor. It
-lies in a published folder (`cyberslm.files`) that only the user can write to. Whatever is wrong with a kept one, it is
+It holds the decoding step of a whole network (`step.cpp`), the attention of whole rows (`attention.cpp`) and what is done
+number by number between products (`rows.cpp`), for all networks, so that what names it is the source, the compiler with
+its options, and the processor. It lies in a published folder (`cyberslm.files`) that only the user can write to. Whatever is wrong with a kept one, it is
 made again; where it can't be made, the reason is a `BuildError` and everything works without it, only slower.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from cyberslm import files
 from cyberslm.errors import CyberSLMError, IntegrityError
 
-UNITS, HEADERS = ("step.cpp", "attention.cpp"), ("products.h", "vectors.h")
+UNITS, HEADERS = ("step.cpp", "attention.cpp", "rows.cpp"), ("products.h", "vectors.h")
 LIBRARY = "cyberslm.so"
 KIND = "cyberslm-native"
 OPTIONS = (
@@ -109,7 +109,8 @@ def _loaded(folder: Path) -> ctypes.CDLL:
     library.decode_step.restype = None
     library.scratch_floats.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     library.scratch_floats.restype = ctypes.c_int64
-    for function in (library.attention_forward, library.attention_backward):
+    by_address = "attention_forward", "attention_backward", "norm_forward", "norm_backward", "gated", "turned"
+    for function in (getattr(library, name) for name in by_address):
         function.argtypes, function.restype = [ctypes.c_void_p], None
     return library
 
