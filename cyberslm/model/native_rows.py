@@ -9,6 +9,7 @@ product with a gate keeps its two factors. The number of threads changes nothing
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,25 +20,19 @@ from cyberslm.native.build import library
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 ACTS = {"swiglu": 0, "geglu": 1}
 
-_Pointer, _Int = ctypes.c_void_p, ctypes.c_int64
-
-_NORM = ("x", "added", "grad", "grad_total", "gain", "total", "y", "dx", "d_added", "inverse", "d_gain")
-_NORM_SIZES = ("rows", "width", "kind", "y_kind", "threads")
-_GATED, _GATED_SIZES = ("gate", "up", "grad", "y", "d_gate", "d_up"), ("count", "act", "kind", "threads")
-_TURNED = ("x", "y", "cos", "sin")
-_TURNED_SIZES = ("batch", "tokens", "heads", "width", "row", "token", "head", "table_row", "interleaved", "back", "kind")
+_Pointer, _Int, _Double = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 
-class _Norm(ctypes.Structure):
-    _fields_ = [*((n, _Pointer) for n in _NORM), *((n, _Int) for n in _NORM_SIZES), ("eps", ctypes.c_double)]
+def _form(pointers: str, integers: str, *rest: tuple[str, Any]) -> type[ctypes.Structure]:
+    fields = [*((name, _Pointer) for name in pointers.split()), *((name, _Int) for name in integers.split()), *rest]
+    return type("Form", (ctypes.Structure,), {"_fields_": fields})
 
 
-class _Gated(ctypes.Structure):
-    _fields_ = [*((n, _Pointer) for n in _GATED), *((n, _Int) for n in _GATED_SIZES)]
-
-
-class _Turned(ctypes.Structure):
-    _fields_ = [*((n, _Pointer) for n in _TURNED), *((n, _Int) for n in (*_TURNED_SIZES, "threads"))]
+_NORM = _form(
+    "x added grad grad_total gain total y dx d_added inverse d_gain", "rows width kind y_kind threads", ("eps", _Double)
+)
+_GATED = _form("gate up grad y d_gate d_up", "count act kind threads")
+_TURNED = _form("x y cos sin", "batch tokens heads width row token head table_row interleaved back kind threads")
 
 
 def takes(*tensors: Tensor) -> bool:
@@ -46,11 +41,10 @@ def takes(*tensors: Tensor) -> bool:
     return first in KINDS and all(t.device.type == "cpu" and t.dtype == first for t in tensors)
 
 
-def product_dtype(x: Tensor) -> torch.dtype | None:
-    """In which a product takes ``x``, None where the norm isn't for it."""
-    autocast = torch.is_autocast_enabled("cpu")
-    dtype = torch.get_autocast_dtype("cpu") if autocast else x.dtype
-    return dtype if dtype in KINDS and (x.dtype == torch.float32 or x.dtype == dtype) else None
+def normed_dtype(x: Tensor) -> torch.dtype | None:
+    """In which a product takes what a norm makes of ``x``; None where it isn't made here."""
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+    return dtype if takes(x) and dtype in KINDS and x.dtype in (torch.float32, dtype) else None
 
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
@@ -127,58 +121,50 @@ class _Turn(torch.autograd.Function):
 
 
 def _norm(x: Tensor, gain: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    x = x.contiguous()
     y, inverse = found = _norm_shapes(x, gain, eps, dtype)
-    _call_norm(library().norm_forward, x=x, gain=gain.contiguous(), y=y, inverse=inverse, eps=eps)
+    _call_norm(library().norm_forward, dtype, {"x": x, "gain": gain, "y": y, "inverse": inverse}, eps)
     return found
 
 
 def _add_norm(x: Tensor, added: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    x, added = x.contiguous(), added.contiguous()
     total, y, inverse = found = _add_norm_shapes(x, added, gain, eps)
-    tensors = {"x": x, "added": added, "gain": gain.contiguous(), "total": total, "y": y, "inverse": inverse}
-    _call_norm(library().norm_forward, **tensors, eps=eps)
+    tensors = {"x": x, "added": added, "gain": gain, "total": total, "y": y, "inverse": inverse}
+    _call_norm(library().norm_forward, added.dtype, tensors, eps)
     return found
 
 
 def _norm_backward(grad: Tensor, x: Tensor, gain: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
-    grad, x = grad.contiguous(), x.contiguous()
     dx, d_gain = found = _norm_backward_shapes(grad, x, gain, inverse)
-    tensors = {"grad": grad, "x": x, "gain": gain.contiguous(), "inverse": inverse, "dx": dx, "d_gain": d_gain}
-    _call_norm(library().norm_backward, **tensors)
+    tensors = {"grad": grad, "x": x, "gain": gain, "inverse": inverse, "dx": dx, "d_gain": d_gain}
+    _call_norm(library().norm_backward, grad.dtype, tensors)
     return found
 
 
 def _add_norm_backward(
     grad_total: Tensor, grad: Tensor, total: Tensor, gain: Tensor, inverse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grad_total, grad = grad_total.contiguous(), grad.contiguous()
     dx, d_added, d_gain = found = _add_norm_backward_shapes(grad_total, grad, total, gain, inverse)
-    tensors = {"grad": grad, "x": total, "gain": gain.contiguous(), "inverse": inverse, "dx": dx, "d_gain": d_gain}
+    tensors = {"grad": grad, "x": total, "gain": gain, "inverse": inverse, "dx": dx, "d_gain": d_gain}
     if d_added.numel():
         tensors["d_added"] = d_added
-    _call_norm(library().norm_backward, grad_total=grad_total, **tensors)
+    _call_norm(library().norm_backward, grad.dtype, tensors | {"grad_total": grad_total})
     return found
 
 
-def _call_norm(function: Any, *, eps: float = 0.0, **tensors: Tensor) -> None:
-    x, y = tensors["x"], tensors["y"] if "y" in tensors else tensors["grad"]
+def _call_norm(function: Any, y_dtype: torch.dtype, tensors: dict[str, Tensor], eps: float = 0.0) -> None:
+    x = tensors["x"]
     width = x.shape[-1]
-    sizes = x.numel() // width, width, KINDS[x.dtype], KINDS[y.dtype], torch.get_num_threads()
-    pointers = {name: tensor.data_ptr() for name, tensor in tensors.items()}
-    what = _Norm(**pointers, **dict(zip(_NORM_SIZES, sizes, strict=True)), eps=eps)
-    function(ctypes.addressof(what))
+    sizes = {"rows": x.numel() // width, "width": width, "kind": KINDS[x.dtype], "y_kind": KINDS[y_dtype]}
+    _call(function, _NORM, _in_rows(tensors), eps=eps, **sizes)
 
 
 def _gated(gate: Tensor, up: Tensor, act: int) -> Tensor:
-    gate, up = gate.contiguous(), up.contiguous()
     y = _gated_shapes(gate, up, act)
     _call_gated(act, gate=gate, up=up, y=y)
     return y
 
 
 def _gated_backward(grad: Tensor, gate: Tensor, up: Tensor, act: int) -> tuple[Tensor, Tensor]:
-    grad, gate, up = grad.contiguous(), gate.contiguous(), up.contiguous()
     d_gate, d_up = found = _gated_backward_shapes(grad, gate, up, act)
     _call_gated(act, grad=grad, gate=gate, up=up, d_gate=d_gate, d_up=d_up)
     return found
@@ -186,26 +172,32 @@ def _gated_backward(grad: Tensor, gate: Tensor, up: Tensor, act: int) -> tuple[T
 
 def _call_gated(act: int, **tensors: Tensor) -> None:
     gate = tensors["gate"]
-    sizes = gate.numel(), act, KINDS[gate.dtype], torch.get_num_threads()
-    pointers = {name: tensor.data_ptr() for name, tensor in tensors.items()}
-    what = _Gated(**pointers, **dict(zip(_GATED_SIZES, sizes, strict=True)))
-    library().gated(ctypes.addressof(what))
+    _call(library().gated, _GATED, _in_rows(tensors), count=gate.numel(), act=act, kind=KINDS[gate.dtype])
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Tensor:  # noqa: FBT001
-    x, cos, sin = x if x.stride(3) == 1 else x.contiguous(), cos.contiguous(), sin.contiguous()
     y = _turned_shapes(x, cos, sin, interleaved, back)
+    x = x if x.stride(3) == 1 else x.contiguous()
     batch, heads, tokens, width = x.shape
     row, head, token, _ = x.stride()
-    table_row = tokens * width if cos.ndim == 3 and cos.shape[0] > 1 else 0
-    sizes = batch, tokens, heads, width, row, token, head, table_row, interleaved, back, KINDS[x.dtype]
-    what = _Turned(
-        **{"x": x.data_ptr(), "y": y.data_ptr(), "cos": cos.data_ptr(), "sin": sin.data_ptr()},
-        **dict(zip(_TURNED_SIZES, sizes, strict=True)),
-        threads=torch.get_num_threads(),
-    )
-    library().turned(ctypes.addressof(what))
+    sizes = {"batch": batch, "tokens": tokens, "heads": heads, "width": width, "row": row, "token": token, "head": head}
+    table_row = tokens * width if cos.numel() > tokens * width else 0
+    options = {"table_row": table_row, "interleaved": interleaved, "back": back, "kind": KINDS[x.dtype]}
+    tensors = {"x": x, "y": y, "cos": cos.contiguous(), "sin": sin.contiguous()}
+    _call(library().turned, _TURNED, tensors, **sizes, **options)
     return y
+
+
+def _call(function: Any, form: type[ctypes.Structure], tensors: dict[str, Tensor], **numbers: float) -> None:
+    what = form(
+        **{name: tensor.data_ptr() for name, tensor in tensors.items()}, **numbers, threads=torch.get_num_threads()
+    )
+    function(ctypes.addressof(what))
+
+
+def _in_rows(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """One number behind the other, as those that were made here are."""
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
 def _new(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -244,7 +236,7 @@ def _turned_shapes(x: Tensor, _cos: Tensor, _sin: Tensor, _interleaved: bool, _b
     return x.new_empty(batch, tokens, heads, width).transpose(1, 2)
 
 
-_OPERATORS = {
+_OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "rms_norm(Tensor x, Tensor gain, float eps, ScalarType dtype) -> (Tensor, Tensor)": (_norm, _norm_shapes),
     "rms_norm_backward(Tensor grad, Tensor x, Tensor gain, Tensor inverse) -> (Tensor, Tensor)": (
         _norm_backward,
@@ -264,7 +256,7 @@ _OPERATORS = {
     "turned(Tensor x, Tensor cos, Tensor sin, bool interleaved, bool back) -> Tensor": (_turned, _turned_shapes),
 }
 for _schema, (_work, _shapes) in _OPERATORS.items():
-    _name, _, _form = _schema.partition("(")
-    torch.library.define(f"cyberslm::{_name}", f"({_form}")
-    torch.library.impl(f"cyberslm::{_name}", "CPU", _work)
-    torch.library.register_fake(f"cyberslm::{_name}", _shapes)
+    _name = "cyberslm::" + _schema.partition("(")[0]
+    torch.library.define(_name, _schema[_schema.index("(") :])
+    torch.library.impl(_name, "CPU", _work)
+    torch.library.register_fake(_name, _shapes)

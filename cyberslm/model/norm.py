@@ -49,7 +49,7 @@ class RMSNorm(nn.Module):
 
     def _native_dtype(self, x: Tensor) -> torch.dtype | None:
         """That of the result where `native_rows` makes it: the one that the next product takes."""
-        return native_rows.product_dtype(x) if self.native and native_rows.takes(x) else None
+        return native_rows.normed_dtype(x) if self.native else None
 
 
 class LayerNorm(nn.Module):
@@ -72,7 +72,7 @@ class LayerNorm(nn.Module):
         return F.layer_norm(x.to(wide), self.weight.shape, self.weight.to(wide), bias, self.eps).to(x.dtype)
 
 
-def make_norm(config: CyberSLMConfig) -> nn.Module:
+def make_norm(config: CyberSLMConfig) -> RMSNorm | LayerNorm:
     """The norm of the residual stream that ``config`` asks for."""
     if config.norm == "rms":
         return RMSNorm(config.hidden_dim, config.norm_eps)

@@ -1,9 +1,10 @@
 """The library in C++: compiled once for a machine, kept in the user's own cache, checked before it is loaded.
 
-It holds the decoding step of a whole network (`step.cpp`), the attention of whole rows (`attention.cpp`) and what is done
-number by number between products (`rows.cpp`), for all networks, so that what names it is the source, the compiler with
-its options, and the processor. It lies in a published folder (`cyberslm.files`) that only the user can write to. Whatever is wrong with a kept one, it is
-made again; where it can't be made, the reason is a `BuildError` and everything works without it, only slower.
+It holds the decoding step of a whole network (`step.cpp`), the attention of whole rows (`attention.cpp`) and what lies
+between products (`rows.cpp`), for all networks, so that what names it is the source, the compiler with its options, and
+the processor. It lies in a published folder (`cyberslm.files`) that only the user can write to. Whatever is wrong with
+a kept one, it is made again; where it can't be made, the reason is a `BuildError` and everything works without it, only
+slower.
 """
 
 from __future__ import annotations

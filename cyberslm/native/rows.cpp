@@ -46,27 +46,22 @@ constexpr int64_t WORTH = 4 * PIECE;  // numbers from which several threads are 
 
 enum Act { SILU, GELU };
 
-template <int size>
-struct Halves {
-    typedef uint16_t Vector __attribute__((vector_size(size * 2)));
-};
-
 inline Floats take(const float* from) { return load<Floats>(from); }
 inline Floats take(const uint16_t* from) { return bits<Floats>(whole(from) << 16); }
 
 inline void give(float* to, Floats x) { store(to, x); }
 inline void give(uint16_t* to, Floats x) {  // as `narrow`
-    typedef decltype(x < x) Mask;
-    typedef uint32_t Bits __attribute__((vector_size(LANES * 4)));
-    const Bits word = bits<Bits>(x), rounded = (word + 0x7fff + (word >> 16 & 1)) >> 16;
-    const Bits quiet = word >> 16 | 0x40, nan = bits<Bits>(Mask(x != x));
-    const Bits kept = (quiet & nan) | (rounded & ~nan);
-#ifdef __AVX512F__
-    const __m256i halves = _mm512_cvtepi32_epi16(__m512i(kept));
-#else
-    const auto halves = __builtin_convertvector(kept, Halves<LANES>::Vector);
-#endif
+#ifdef __AVX512BF16__
+    const __m256bh halves = _mm512_cvtneps_pbh(__m512(x));
     std::memcpy(to, &halves, sizeof halves);
+#else
+    typedef uint32_t Bits __attribute__((vector_size(LANES * 4)));
+    typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
+    const Bits word = bits<Bits>(x), nan = bits<Bits>(x != x);
+    const Bits rounded = (word + 0x7fff + (word >> 16 & 1)) >> 16, quiet = word >> 16 | 0x40;
+    const Halves halves = __builtin_convertvector((quiet & nan) | (rounded & ~nan), Halves);
+    std::memcpy(to, &halves, sizeof halves);
+#endif
 }
 
 // The first `count` lanes alone; the others come as zeros.
