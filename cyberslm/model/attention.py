@@ -70,7 +70,7 @@ class _Heads(nn.Module, ABC):
             q_BTHE, k_BSKE = self.q_norm(q_BTHE), self.k_norm(k_BSKE)
         q_BHTE, k_BKSE, v_BKSE = (t.transpose(1, 2) for t in (q_BTHE, k_BSKE, v_BSKE))
         if rotation is not None:
-            q_BHTE, k_BKSE = apply_rope(q_BHTE, rotation), apply_rope(k_BKSE, rotation)
+            q_BHTE, k_BKSE = (apply_rope(t, rotation, native=self.native) for t in (q_BHTE, k_BKSE))
         return q_BHTE, k_BKSE, v_BKSE
 
     def mix(self, q_BHTE: Tensor, k_BKSE: Tensor, v_BKSE: Tensor, sight: Sight) -> Tensor:

@@ -36,5 +36,6 @@ class DecoderBlock(nn.Module):
         return self._compute(x, plan, cache)
 
     def _compute(self, x: Tensor, plan: Plan, cache: LayerCache | None) -> Tensor:
-        x = x + self.dropout(self.self_attn.attend(self.input_layernorm(x), plan, cache))
-        return x + self.dropout(self.mlp(self.post_attention_layernorm(x)))
+        attended = self.dropout(self.self_attn.attend(self.input_layernorm(x), plan, cache))
+        x, normed = self.post_attention_layernorm.add(x, attended)
+        return x + self.dropout(self.mlp(normed))

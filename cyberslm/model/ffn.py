@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cyberslm.model import native_rows
 from cyberslm.model.config import GATED, CyberSLMConfig
 
 
@@ -30,10 +31,12 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 class FeedForward(nn.Module):
     """Map ``(..., hidden_dim)`` to the same shape through ``ffn_hidden_dim`` units."""
 
+    native = False
+
     def __init__(self, config: CyberSLMConfig) -> None:
         super().__init__()
         outer, inner, bias = config.hidden_dim, config.ffn_hidden_dim, config.bias
-        self.activation = ACTIVATIONS[config.activation]
+        self.name, self.activation = config.activation, ACTIVATIONS[config.activation]
         self.gate_proj = nn.Linear(outer, inner, bias=bias) if config.activation in GATED else None
         self.up_proj = nn.Linear(outer, inner, bias=bias)
         self.down_proj = nn.Linear(inner, outer, bias=bias)
@@ -41,4 +44,7 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.gate_proj is None:
             return self.down_proj(self.activation(self.up_proj(x)))
-        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        if self.native and native_rows.takes(gate, up):
+            return self.down_proj(native_rows.gated(gate, up, self.name))
+        return self.down_proj(self.activation(gate) * up)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cyberslm.model import native_rows
 from cyberslm.model.config import CyberSLMConfig
 
 
@@ -24,14 +25,31 @@ def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
 class RMSNorm(nn.Module):
     """Scale the last axis, of size ``dim``, to unit root mean square, then by a learned gain."""
 
+    native = False
+
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
+        dtype = self._native_dtype(x)
+        if dtype is not None:
+            return native_rows.rms_norm(x, self.weight.float(), self.eps, dtype)
         wide = at_least_fp32(x.dtype)
         return F.rms_norm(x.to(wide), self.weight.shape, self.weight.to(wide), self.eps).to(x.dtype)
+
+    def add(self, x: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+        """``x + added`` in the wider of their dtypes, and its norm."""
+        dtype = self._native_dtype(x)
+        if dtype is not None and added.dtype == dtype and added.shape == x.shape:
+            return native_rows.add_rms_norm(x, added, self.weight.float(), self.eps)
+        total = x + added
+        return total, self(total)
+
+    def _native_dtype(self, x: Tensor) -> torch.dtype | None:
+        """That of the result where `native_rows` makes it: the one that the next product takes."""
+        return native_rows.normed_dtype(x) if self.native else None
 
 
 class LayerNorm(nn.Module):
@@ -43,13 +61,18 @@ class LayerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim))
         self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
 
+    def add(self, x: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+        """``x + added`` in the wider of their dtypes, and its norm."""
+        total = x + added
+        return total, self(total)
+
     def forward(self, x: Tensor) -> Tensor:
         wide = at_least_fp32(x.dtype)
         bias = None if self.bias is None else self.bias.to(wide)
         return F.layer_norm(x.to(wide), self.weight.shape, self.weight.to(wide), bias, self.eps).to(x.dtype)
 
 
-def make_norm(config: CyberSLMConfig) -> nn.Module:
+def make_norm(config: CyberSLMConfig) -> RMSNorm | LayerNorm:
     """The norm of the residual stream that ``config`` asks for."""
     if config.norm == "rms":
         return RMSNorm(config.hidden_dim, config.norm_eps)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from cyberslm.errors import ConfigError, InputError
+from cyberslm.model import native_rows
 from cyberslm.model.config import CyberSLMConfig, RopeScaling
 from cyberslm.model.norm import at_least_fp32
 
@@ -195,8 +196,13 @@ def _yarn_keep(head_dim: int, base: float, scaling: RopeScaling) -> Tensor:
     return 1.0 - ramp.clamp(0.0, 1.0)
 
 
-def apply_rope(x: Tensor, rotation: Rotation) -> Tensor:
-    """Turn ``x`` of shape ``(B, heads, T, E)``; computed in at least fp32, returned in the dtype of ``x``."""
+def apply_rope(x: Tensor, rotation: Rotation, *, native: bool = False) -> Tensor:
+    """Turn ``x`` of shape ``(B, heads, T, E)``; computed in at least fp32, returned in the dtype of ``x``.
+
+    ``native``: by the library in C++ where it is for these.
+    """
+    if native and native_rows.takes(x) and native_rows.takes(rotation.cos) and not rotation.cos.requires_grad:
+        return native_rows.turn(x, rotation.cos, rotation.sin, interleaved=rotation.interleaved)
     cos, sin = rotation.cos.unsqueeze(-3), rotation.sin.unsqueeze(-3)
     wide = x.to(at_least_fp32(x.dtype))
     if rotation.interleaved:

@@ -49,23 +49,30 @@ def _mean_seen(tokens: int, window: int | None) -> float:
     return (most * (most + 1) / 2 + (tokens - most) * most) / tokens
 
 
-def activation_bytes(config: CyberSLMConfig, batch: int, tokens: int, *, bf16: bool = False) -> int:
+def activation_bytes(
+    config: CyberSLMConfig, batch: int, tokens: int, *, bf16: bool = False, native: bool = False
+) -> int:
     """Bytes kept for the backward pass of a loss on ``batch`` rows of ``tokens``, without dropout.
 
     The head's gradients are worked out with the loss (`cyberslm.training.cross_entropy`) and are among them.
-    ``bf16``: under autocast, where inputs of products and the weights as they were used are kept in bf16. For the fused
-    kernel on whole causal rows; windows, documents and ``key_dim`` keep more.
+    ``bf16``: under autocast, where inputs of products and the weights as they were used are kept in bf16. ``native``:
+    with what is in C++ (`CyberSLM.use_native`), whose norms keep their input alone and give it to products without a
+    copy, and whose gate is kept but not its activation. For the fused kernel on whole causal rows; windows, documents
+    and ``key_dim`` keep more.
     """
     queries, keys = config.num_heads * config.key_size, config.kv_heads * config.key_size
     values, mixed = config.kv_heads * config.head_size, config.num_heads * config.head_size
-    inside = (2 * config.hidden_dim + 1) if config.norm == "rms" else (config.hidden_dim + 2)
-    into_products = config.hidden_dim * (5 if config.activation in GATED else 4)  # of a block, a copy for each in bf16
-    outputs = into_products if bf16 else 2 * config.hidden_dim
+    rms, gate = config.norm == "rms", config.activation in GATED
+    shared = native and rms
+    inside = config.hidden_dim + (1 if shared else config.hidden_dim + 1 if rms else 2)
+    into_products = config.hidden_dim * (5 if gate else 4)  # of a block, a copy for each in bf16
+    outputs = into_products if bf16 and not shared else 2 * config.hidden_dim
     heads = queries + keys + values + mixed
-    normed = 2 * (queries + keys) + config.num_heads + config.kv_heads if config.qk_norm else 0
-    feed_forward = (4 if config.activation in GATED else 2) * config.ffn_hidden_dim
-    full = config.num_layers * (2 * inside + config.num_heads + normed) + inside
-    products = config.num_layers * (outputs + heads + feed_forward) + config.hidden_dim
+    head_norms = config.num_heads + config.kv_heads if config.qk_norm else 0
+    normed = queries + keys if config.qk_norm else 0
+    feed_forward = ((3 if native else 4) if gate else 2) * config.ffn_hidden_dim
+    full = config.num_layers * (2 * inside + config.num_heads + head_norms + (0 if native else 2 * normed)) + inside
+    products = config.num_layers * (outputs + heads + feed_forward + (normed if native else 0)) + config.hidden_dim
     head_gradient = 4 * config.vocab_size * config.hidden_dim
     ids = 8
     tables = 8 * config.key_size  # of one row's positions

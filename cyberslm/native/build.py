@@ -1,10 +1,10 @@
 """The library in C++: compiled once for a machine, kept in the user's own cache, checked before it is loaded.
 
-It holds the decoding step of a whole network (`step.cpp`), the attention of whole rows (`attention.cpp`) and the loss
-of a whole chunk of logits (`softmax.cpp`), for all networks, so that what names it is the source, the compiler with
-its options, and the processor. It lies in a published folder (`cyberslm.files`) that only the user can write to.
-Whatever is wrong with a kept one, it is made again; where it can't be made, the reason is a `BuildError` and
-everything works without it, only slower.
+It holds the decoding step of a whole network (`step.cpp`), and for rows of many tokens attention (`attention.cpp`), what
+else lies between products (`rows.cpp`) and the loss of logits (`softmax.cpp`). It is one for all networks, so that what
+names it is the source, the compiler with its options, and the processor. It lies in a published folder
+(`cyberslm.files`) that only the user can write to. Whatever is wrong with a kept one, it is made again; where it can't
+be made, the reason is a `BuildError` and everything works without it, only slower.
 """
 
 from __future__ import annotations
@@ -22,7 +22,17 @@ from pathlib import Path
 from cyberslm import files
 from cyberslm.errors import CyberSLMError, IntegrityError
 
-UNITS, HEADERS = ("step.cpp", "attention.cpp", "softmax.cpp"), ("products.h", "vectors.h")
+UNITS, HEADERS = ("step.cpp", "attention.cpp", "rows.cpp", "softmax.cpp"), ("products.h", "vectors.h")
+BY_ADDRESS = [
+    "attention_forward",
+    "attention_backward",
+    "norm_forward",
+    "norm_backward",
+    "gated",
+    "turned",
+    "softmax_loss",
+]
+"""Functions that take the address of a structure and return nothing."""
 LIBRARY = "cyberslm.so"
 KIND = "cyberslm-native"
 OPTIONS = (
@@ -117,7 +127,7 @@ def _loaded(folder: Path) -> ctypes.CDLL:
     library.scratch_floats.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     library.scratch_floats.restype = ctypes.c_int64
     library.multiplies_bf16.argtypes, library.multiplies_bf16.restype = [], ctypes.c_int64
-    for function in (library.attention_forward, library.attention_backward, library.softmax_loss):
+    for function in (getattr(library, name) for name in BY_ADDRESS):
         function.argtypes, function.restype = [ctypes.c_void_p], None
     return library
 

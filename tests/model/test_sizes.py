@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from keeping import bytes_kept
 from torch.utils.flop_counter import FlopCounterMode
 
 from cyberslm.data.loader import Batch
@@ -61,33 +62,11 @@ def test_operations_are_those_that_torch_counts(name: str) -> None:
     assert counter.get_total_flops() == flops_per_token(config, 40, training=True) * batch.input_ids.numel()
 
 
-def kept_bytes(model: CyberSLM, batch: Batch, *, bf16: bool) -> int:
-    """Of the storages that torch keeps for a backward pass, besides the model's own."""
-    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
-    kept: dict[int, int] = {}
-    alive = []
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-            alive.append(tensor)
-        return tensor
-
-    with (
-        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-        torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16),
-    ):
-        loss = next_token_loss(model, batch).objective
-    assert loss.requires_grad
-    return sum(kept.values())
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
 def test_activations_are_those_that_torch_keeps(name: str, bf16: bool) -> None:
     config = replace(SMALL, **VARIANTS[name])
-    kept = kept_bytes(CyberSLM(config), rows(config), bf16=bf16)
+    kept = bytes_kept(CyberSLM(config), rows(config), bf16=bf16)
     assert kept == pytest.approx(activation_bytes(config, 3, 40, bf16=bf16), rel=0.035 if bf16 else 1e-3)
 
 
@@ -117,7 +96,7 @@ def test_activations_of_adapters_are_those_that_torch_keeps(name: str, lora: str
         keep_base_in(model, torch.bfloat16)
     formula = adapted_activation_bytes(config, wanted, 3, 40, bf16=bf16)
     exact = lora == "all"  # elsewhere the first block keeps less
-    assert kept_bytes(model.train(), rows(config), bf16=bf16) == pytest.approx(formula, rel=2e-3 if exact else 0.05)
+    assert bytes_kept(model.train(), rows(config), bf16=bf16) == pytest.approx(formula, rel=2e-3 if exact else 0.05)
 
 
 @pytest.mark.parametrize("window", [None, 5, (5, 0), 1, 99])
