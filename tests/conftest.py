@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
-from collections.abc import Callable, Iterator
+import shutil
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -13,12 +16,15 @@ import torch
 import yaml
 
 from cyberslm.config import Loaded
-from cyberslm.native.build import BuildError, build_library, find_compiler
+from cyberslm.native.build import BuildError, build_library, find_compiler, kept_library
 from cyberslm.recipes.config import TrainRun, load_run
 
 # One thread here and in child processes: quicker for models this small, and equal bits in both.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+if "CYBERSLM_CACHE" not in os.environ:  # one for all processes of this run of the tests, which inherit it
+    os.environ["CYBERSLM_CACHE"] = _own = tempfile.mkdtemp(prefix="cyberslm-tests-")
+    atexit.register(shutil.rmtree, _own, ignore_errors=True)
 
 SMALL: dict = {
     "out_dir": "run",
@@ -78,17 +84,15 @@ def small_run(make_run: MakeRun) -> Loaded[TrainRun]:
 
 
 @pytest.fixture(scope="session")
-def native_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One cache folder with the library in C++ in it. A source that doesn't compile is a failure, no skip."""
+def native_cache() -> Path:
+    """The cache folder with the library in C++ in it. A source that doesn't compile is a failure, no skip."""
     try:
         compiler = find_compiler()
     except BuildError as error:
         pytest.skip(f"no compiler here: {error}")
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CYBERSLM_CACHE", str(folder))
+    if kept_library(compiler) is None:
         build_library(compiler)
-        yield folder
+    return Path(os.environ["CYBERSLM_CACHE"])
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,8 @@
 """The library in C++: compiled once for a machine, kept in the user's own cache, checked before it is loaded.
 
-It holds the decoding step of a whole network (`step.cpp`), and for rows of many tokens attention (`attention.cpp`), what
-else lies between products (`rows.cpp`) and the loss of logits (`softmax.cpp`). It is one for all networks, so that what
-names it is the source, the compiler with its options, and the processor. It lies in a published folder
+It holds the decoding step of a whole network (`step.cpp`), and for rows of many tokens attention (`attention.cpp`),
+what else lies between products (`rows.cpp`) and the loss of logits (`softmax.cpp`). It is one for all networks, so that
+what names it is the source, the compiler with its options, and the processor. It lies in a published folder
 (`cyberslm.files`) that only the user can write to. Whatever is wrong with a kept one, it is made again; where it can't
 be made, the reason is a `BuildError` and everything works without it, only slower.
 """
@@ -23,15 +23,10 @@ from cyberslm import files
 from cyberslm.errors import CyberSLMError, IntegrityError
 
 UNITS, HEADERS = ("step.cpp", "attention.cpp", "rows.cpp", "softmax.cpp"), ("products.h", "vectors.h")
-BY_ADDRESS = [
-    "attention_forward",
-    "attention_backward",
-    "norm_forward",
-    "norm_backward",
-    "gated",
-    "turned",
-    "softmax_loss",
-]
+BY_ADDRESS = (
+    *("attention_forward", "attention_backward", "norm_forward", "norm_backward"),
+    *("gated", "turned", "softmax_loss"),
+)
 """Functions that take the address of a structure and return nothing."""
 LIBRARY = "cyberslm.so"
 KIND = "cyberslm-native"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +22,6 @@ from cyberslm.model.model import CyberSLM
 from cyberslm.model.norm import LayerNorm, RMSNorm
 from cyberslm.model.rope import RotaryPositionEmbedding, apply_rope
 from cyberslm.model.sizes import activation_bytes
-from cyberslm.native import build
 
 FP32, BF16 = torch.float32, torch.bfloat16
 SMALL = CyberSLMConfig(
@@ -32,19 +30,7 @@ SMALL = CyberSLMConfig(
 ACTIVATIONS = {"swiglu": F.silu, "geglu": F.gelu}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A source that doesn't compile is a failure, no skip."""
-    try:
-        build.find_compiler()
-    except build.BuildError as error:
-        pytest.skip(f"no compiler here: {error}")
-    os.environ["CYBERSLM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
-    build.library.cache_clear()
-    build.library()
-    yield
-    del os.environ["CYBERSLM_CACHE"]
-    build.library.cache_clear()
+pytestmark = pytest.mark.usefixtures("native_cache")
 
 
 def drawn(*shape: int, dtype: torch.dtype = FP32, seed: int = 0, grad: bool = True) -> Tensor:
