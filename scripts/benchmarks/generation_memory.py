@@ -3,8 +3,8 @@
     python scripts/benchmarks/generation_memory.py [--only NAME] [--threads N]
 
 Each case is a process of its own. What it has after imports and after a network of one layer has generated, which
-brings in the libraries' code and the allocator's pools, is taken from its peak; the rest is the model's. The ratio
-is to stay below 1.15. Weights are random, of the 33.5 M shape; the peak of a process is the kernel's own record of it.
+brings in the libraries' code and the allocator's pools, is taken from its peak; the rest is the model's. The ratio is
+to stay below 1.15. Weights are random, of the 33.5 M shape; the peak is the kernel's own record of it.
 """
 
 from __future__ import annotations

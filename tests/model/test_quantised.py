@@ -54,9 +54,7 @@ def test_a_packed_network_is_the_plain_one_with_the_rounded_weights(packing: str
 
 @pytest.mark.parametrize("wide", [1, 100, 1 << 18])
 @pytest.mark.parametrize("packing", ["int8", "int4"])
-def test_a_product_by_rows_is_that_of_the_whole_matrix(
-    packing: str, wide: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_product_by_rows_is_that_of_the_whole(packing: str, wide: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The head was widened whole for every prompt: 49 MB beside 34 of weights."""
     monkeypatch.setattr(quantised, "WIDE", wide)
     generator = torch.Generator().manual_seed(0)
