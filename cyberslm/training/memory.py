@@ -70,6 +70,8 @@ class Batch(NamedTuple):
     """Blocks keep their input alone and are computed again going backward."""
     shards: int = 1
     """Ranks that weights, gradients and moments are cut up over."""
+    native: bool = False
+    """Blocks work by the library in C++ (`CyberSLM.use_native`), which keeps less."""
 
 
 class Frozen(NamedTuple):
@@ -104,7 +106,8 @@ def needed(  # noqa: PLR0913
     weights = trained + (0 if frozen is None else frozen.bytes)
     head = config.vocab_size * config.hidden_dim
     sure = 4 * head + (cast_bytes(config) if bf16 else 0)
-    kept = kept_bytes(config, batch.rows, length, bf16=bf16, recompute=batch.recompute) - sure
+    how = {"recompute": batch.recompute, "native": batch.native}
+    kept = kept_bytes(config, batch.rows, length, bf16=bf16, **how) - sure
     if frozen is not None:
         sure = cast_bytes(config) if bf16 and frozen.casts else 0
     activations = sure + int(kept * (measured.several if batch.several else measured.one))
@@ -115,11 +118,19 @@ def needed(  # noqa: PLR0913
     return Needed(measured.program, weights, optimizer, gradients, activations, loss, gathered)
 
 
-def kept_bytes(config: CyberSLMConfig, rows: int, tokens: int, *, bf16: bool = False, recompute: bool = False) -> int:
+def kept_bytes(
+    config: CyberSLMConfig,
+    rows: int,
+    tokens: int,
+    *,
+    bf16: bool = False,
+    recompute: bool = False,
+    native: bool = False,
+) -> int:
     """`activation_bytes`, also where blocks are computed again: then one block's and the inputs of all."""
     if not recompute:
-        return activation_bytes(config, rows, tokens, bf16=bf16)
-    one = activation_bytes(replace(config, num_layers=1), rows, tokens, bf16=bf16)
+        return activation_bytes(config, rows, tokens, bf16=bf16, native=native)
+    one = activation_bytes(replace(config, num_layers=1), rows, tokens, bf16=bf16, native=native)
     casts = cast_bytes(config) - cast_bytes(replace(config, num_layers=1)) if bf16 else 0
     return one + casts + config.num_layers * 4 * rows * tokens * config.hidden_dim
 
