@@ -80,8 +80,8 @@ def activation_bytes(
     return batch * tokens * (4 * full + (2 if bf16 else 4) * products + ids) + tokens * tables + head_gradient + weights
 
 
-def adapted_activation_bytes(
-    config: CyberSLMConfig, lora: LoraConfig, batch: int, tokens: int, *, bf16: bool = False
+def adapted_activation_bytes(  # noqa: PLR0913
+    config: CyberSLMConfig, lora: LoraConfig, batch: int, tokens: int, *, bf16: bool = False, native: bool = False
 ) -> int:
     """`activation_bytes` where adapters alone are trained, the matrices under them kept in the dtype of the products.
 
@@ -90,17 +90,19 @@ def adapted_activation_bytes(
     """
     ends = _ends(config)
     heads = sum(ends[name][1] for name in _INTO_ATTENTION) + ends["o_proj"][0]
-    gated = config.activation in GATED
+    gated, copies = config.activation in GATED, bf16 and not (native and config.norm == "rms")
     if lora.dropout:
         inputs = 2 * sum(ends[name][0] for name in lora.targets)  # what is left of them, and which those are
     else:
         shared = [sum(name in lora.targets for name in group) for group in (_INTO_ATTENTION, _INTO_GATE)]
-        inputs = sum(shared if bf16 else map(bool, shared)) * config.hidden_dim
+        inputs = sum(shared if copies else map(bool, shared)) * config.hidden_dim
         inputs += config.ffn_hidden_dim if "down_proj" in lora.targets else 0
-    products = heads + (3 if gated else 1) * config.ffn_hidden_dim + inputs + lora.rank * len(lora.targets)
+    normed = ends["q_proj"][1] + ends["k_proj"][1] if config.qk_norm else 0
+    products = heads + ((2 if native else 3) if gated else 1) * config.ffn_hidden_dim + inputs
+    products += lora.rank * len(lora.targets) + (normed if native else 0)
     norm = config.hidden_dim + (1 if config.norm == "rms" else 2)
-    normed = ends["q_proj"][1] + ends["k_proj"][1] + config.num_heads + config.kv_heads if config.qk_norm else 0
-    full = config.num_layers * (2 * norm + config.num_heads + normed)  # with the last norm, without the first
+    norms = 2 * norm + (config.num_heads + config.kv_heads if config.qk_norm else 0) + (0 if native else normed)
+    full = config.num_layers * (norms + config.num_heads)  # with the last norm, without the first
     per_token = 4 * full + (2 if bf16 else 4) * (config.num_layers * products + config.hidden_dim)
     tables = 8 * config.key_size
     return batch * tokens * per_token + tokens * tables + (adapted_cast_bytes(config, lora) if bf16 else 0)

@@ -71,6 +71,8 @@ class Batch(NamedTuple):
     """Blocks keep their input alone and are computed again going backward."""
     shards: int = 1
     """Ranks that weights, gradients and moments are cut up over."""
+    native: bool = False
+    """Blocks work by the library in C++ (`CyberSLM.use_native`), which keeps less."""
 
 
 class Frozen(NamedTuple):
@@ -107,7 +109,8 @@ def needed(  # noqa: PLR0913
     head = config.vocab_size * config.hidden_dim
     adapters, use = (None, "learned") if frozen is None else (frozen.adapters, frozen.head)
     casts = _cast_bytes(config, adapters) if bf16 else 0
-    kept = kept_bytes(config, batch.rows, length, bf16=bf16, recompute=batch.recompute, adapters=adapters)
+    how = {"recompute": batch.recompute, "native": batch.native}
+    kept = kept_bytes(config, batch.rows, length, bf16=bf16, adapters=adapters, **how)
     kept -= casts + (4 * head if adapters is None else 0)
     sure = casts + (4 * head if use == "learned" else 0)
     activations = sure + int(kept * (measured.several if batch.several else measured.one))
@@ -127,13 +130,14 @@ def kept_bytes(  # noqa: PLR0913
     bf16: bool = False,
     recompute: bool = False,
     adapters: LoraConfig | None = None,
+    native: bool = False,
 ) -> int:
     """`activation_bytes`, also where blocks are computed again: then one block's and the inputs of all."""
     shape = replace(config, num_layers=1) if recompute else config
     if adapters is None:
-        kept = activation_bytes(shape, rows, tokens, bf16=bf16)
+        kept = activation_bytes(shape, rows, tokens, bf16=bf16, native=native)
     else:
-        kept = adapted_activation_bytes(shape, adapters, rows, tokens, bf16=bf16)
+        kept = adapted_activation_bytes(shape, adapters, rows, tokens, bf16=bf16, native=native)
     if not recompute:
         return kept
     casts = _cast_bytes(config, adapters) - _cast_bytes(shape, adapters) if bf16 else 0

@@ -84,7 +84,9 @@ ADAPTERS: dict[str, dict] = {
     [*(("llama", each) for each in ADAPTERS), *((name, "all") for name in VARIANTS), ("gelu", "output")],
 )
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
-def test_activations_of_adapters_are_those_that_torch_keeps(name: str, lora: str, bf16: bool) -> None:
+@pytest.mark.parametrize("native", [False, True], ids=["torch", "native"])
+@pytest.mark.usefixtures("native_cache")
+def test_activations_of_adapters_are_those_that_torch_keeps(name: str, lora: str, bf16: bool, native: bool) -> None:
     """They were counted as those of a network that learns as a whole: a fifth too much of SmolLM2."""
     config = replace(SMALL, **VARIANTS[name], **({"num_layers": 12} if name != "deep" else {}))
     wanted = LoraConfig(rank=2, **ADAPTERS[lora])
@@ -94,7 +96,8 @@ def test_activations_of_adapters_are_those_that_torch_keeps(name: str, lora: str
     add_adapters(model, wanted)
     if bf16:
         keep_base_in(model, torch.bfloat16)
-    formula = adapted_activation_bytes(config, wanted, 3, 40, bf16=bf16)
+    model.use_native(on=native)
+    formula = adapted_activation_bytes(config, wanted, 3, 40, bf16=bf16, native=native)
     exact = lora == "all"  # elsewhere the first block keeps less
     assert bytes_kept(model.train(), rows(config), bf16=bf16) == pytest.approx(formula, rel=2e-3 if exact else 0.05)
 

@@ -120,6 +120,24 @@ def test_adapters_alone_keep_less_than_blocks_that_learn(recompute: bool) -> Non
     )
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_blocks_in_cpp_need_less(recompute: bool) -> None:
+    plain = Batch(8, several=True, recompute=recompute)
+    totals = [
+        needed(CONFIG, batch, optimizer=MOMENTS, bf16=True).activations
+        for batch in (plain, plain._replace(native=True))
+    ]
+    assert totals[1] < totals[0]
+    assert fitting_rows(plain._replace(native=True)) >= fitting_rows(plain)
+
+
+def fitting_rows(batch: Batch) -> int:
+    """Rows of 512 that are advised where 2 GiB are there."""
+    found = fitting(CONFIG, batch._replace(rows=64), optimizer=MOMENTS, bf16=True, device="cpu", available=2048 * MiB)
+    assert found is not None
+    return found.rows
+
+
 def test_shares_of_ranks_are_rounded_up_and_what_is_gathered_is_on_top() -> None:
     found = needed(CONFIG, Batch(4, several=True, shards=7), optimizer=MOMENTS, bf16=False)
     whole = needed(CONFIG, Batch(4, several=True), optimizer=MOMENTS, bf16=False)
