@@ -19,6 +19,8 @@ from cyberslm.native.build import library
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 ACTS = {"swiglu": 0, "geglu": 1}
+LEAST = 1 << 15
+"""Numbers from which the work is more than the call: a new token or few are done sooner by torch."""
 
 _Pointer, _Int, _Double = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
@@ -36,9 +38,11 @@ _TURNED = _form("x y cos sin", "batch tokens heads width row token head table_ro
 
 
 def takes(*tensors: Tensor) -> bool:
-    """Whether these, of one dtype, are what is done here."""
-    first = tensors[0].dtype
-    return first in KINDS and all(t.device.type == "cpu" and t.dtype == first for t in tensors)
+    """Whether these, of one dtype, are what is done here: in training all of them, else where there are enough."""
+    first = tensors[0]
+    if not torch.is_grad_enabled() and first.numel() < LEAST:
+        return False
+    return first.dtype in KINDS and all(t.device.type == "cpu" and t.dtype == first.dtype for t in tensors)
 
 
 def normed_dtype(x: Tensor) -> torch.dtype | None:

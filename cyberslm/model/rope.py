@@ -201,7 +201,8 @@ def apply_rope(x: Tensor, rotation: Rotation, *, native: bool = False) -> Tensor
 
     ``native``: by the library in C++ where it is for these.
     """
-    if native and native_rows.takes(x) and native_rows.takes(rotation.cos) and not rotation.cos.requires_grad:
+    angles = rotation.cos
+    if native and native_rows.takes(x) and angles.dtype == torch.float32 and not angles.requires_grad:
         return native_rows.turn(x, rotation.cos, rotation.sin, interleaved=rotation.interleaved)
     cos, sin = rotation.cos.unsqueeze(-3), rotation.sin.unsqueeze(-3)
     wide = x.to(at_least_fp32(x.dtype))

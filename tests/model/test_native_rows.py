@@ -251,6 +251,16 @@ def test_layers_take_their_native_form_only_where_they_were_told_to(monkeypatch:
     assert not calls
 
 
+def test_without_gradients_few_tokens_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, model = native_layers(monkeypatch), CyberSLM(replace(SMALL, hidden_dim=128, ffn_hidden_dim=128))
+    model.use_native()
+    with torch.no_grad():
+        model(torch.zeros(1, 40).long())
+        assert not calls
+        model(torch.zeros(7, 40).long())
+    assert calls == {"rms_norm": 2 + 1, "add_rms_norm": 2, "gated": 2, "turn": 2}
+
+
 def test_frozen_and_learned_parts_get_gradients_as_they_ask() -> None:
     norm = RMSNorm(20, 1e-5)
     norm.native = True
