@@ -287,7 +287,8 @@ def _batch(run: TrainRun, dist: Dist) -> Batch:
     own = -(-run.train.global_batch_size // dist.world)
     rows = min(run.train.micro_batch_size, own)
     shards = dist.world if dist.strategy == "fsdp" else 1
-    return Batch(rows, several=own > rows, recompute=run.train.activation_checkpointing, shards=shards)
+    recompute, native = run.train.activation_checkpointing, run.native is True
+    return Batch(rows, several=own > rows, recompute=recompute, native=native, shards=shards)
 
 
 def _precision(run: TrainRun) -> dict:

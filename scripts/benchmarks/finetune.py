@@ -40,7 +40,7 @@ def token_rows() -> Any:
     return torch.randint(4, 49_152, (ROWS, TOKENS + 1), generator=torch.Generator().manual_seed(0))
 
 
-def cyberslm(*, compiled: bool, precision: str = "bf16") -> float:
+def cyberslm(*, compiled: bool, native: bool = True, precision: str = "bf16") -> float:
     from cyberslm.training.process import prepare_for_training
 
     prepare_for_training()
@@ -49,6 +49,7 @@ def cyberslm(*, compiled: bool, precision: str = "bf16") -> float:
     from cyberslm.data.loader import Batch
     from cyberslm.model.lora import LoraConfig, add_adapters, keep_base_in
     from cyberslm.model.model import CyberSLM
+    from cyberslm.native.build import library
     from cyberslm.training.compiled import compile_and_try
     from cyberslm.training.loss import next_token_loss
     from cyberslm.training.optim import OptimizerConfig, build_optimizer
@@ -57,6 +58,9 @@ def cyberslm(*, compiled: bool, precision: str = "bf16") -> float:
     add_adapters(model, LoraConfig(rank=RANK, alpha=ALPHA))
     if precision == "bf16":
         keep_base_in(model, torch.bfloat16)
+    if native:
+        library()
+    model.use_native(on=native)
     batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
     cast = partial(torch.autocast, "cpu", dtype=torch.bfloat16, enabled=precision == "bf16")
     if compiled and (reason := compile_and_try(model, next_token_loss, batch, cast)) is not None:
@@ -130,6 +134,7 @@ CONTENDERS: dict[str, Callable[[], float]] = {
     "transformers + PEFT + Trainer, compiled, tuned memory": partial(trainer, compiled=True, tuned=True),
     "cyberslm, compiled": partial(cyberslm, compiled=True),
     "cyberslm, compile: false": partial(cyberslm, compiled=False),
+    "cyberslm, native: false, compiled": partial(cyberslm, compiled=True, native=False),
     "cyberslm, compile: false, fp32": partial(cyberslm, compiled=False, precision="fp32"),
 }
 

@@ -23,16 +23,22 @@ class Contender(NamedTuple):
     tuned: bool = True
 
 
-def cyberslm(rows: int, tokens: int, *, compiled: bool = True, bf16: bool = True) -> tuple[Callable, list]:
+def cyberslm(
+    rows: int, tokens: int, *, compiled: bool = True, native: bool = True, bf16: bool = True
+) -> tuple[Callable, list]:
     import torch
 
     from cyberslm.data.loader import Batch
     from cyberslm.model.config import CyberSLMConfig
     from cyberslm.model.model import CyberSLM
+    from cyberslm.native.build import library
     from cyberslm.training.compiled import compile_and_try
     from cyberslm.training.loss import next_token_loss
 
     model, batch = CyberSLM(CyberSLMConfig()).train(), Batch(*token_rows(rows, tokens))
+    if native:
+        library()
+    model.use_native(on=native)
     cast = partial(torch.autocast, "cpu", dtype=torch.bfloat16, enabled=bf16)
     if compiled and (reason := compile_and_try(model, next_token_loss, batch, cast)) is not None:
         raise RuntimeError(reason)
@@ -78,6 +84,7 @@ CONTENDERS = {
     "transformers Llama, eager": Contender(partial(llama, compiled=False), tuned=False),
     "cyberslm, compiled": Contender(cyberslm),
     "cyberslm, compile: false": Contender(partial(cyberslm, compiled=False)),
+    "cyberslm, native: false, compiled": Contender(partial(cyberslm, native=False)),
     "cyberslm, compile: false, fp32": Contender(partial(cyberslm, compiled=False, bf16=False)),
 }
 
