@@ -125,10 +125,10 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        d_features, d_weight = ctx.saved_tensors
+        d_features, d_weight = ctx.saved_tensors  # multiplied in place: a second pass over one loss is torch's error
         return (
-            None if d_features is None else d_features * (grads[0] / ctx.gain),
-            None if d_weight is None else d_weight * grads[0],
+            None if d_features is None else d_features.mul_(grads[0] / ctx.gain),
+            None if d_weight is None else d_weight.mul_(grads[0]),
             None,
             None,
             None,
