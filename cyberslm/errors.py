@@ -50,5 +50,9 @@ class StorageError(CyberSLMError):
     exit_code = 1
 
 
+class BusyError(StorageError):
+    """Another process is writing there."""
+
+
 class TrainingError(CyberSLMError):
     exit_code = 1

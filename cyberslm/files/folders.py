@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cyberslm.errors import StorageError
+from cyberslm.errors import BusyError, StorageError
 from cyberslm.files.atomic import TEMPORARY, is_live, sha256_file, storage_errors, sync, try_lock
 from cyberslm.files.kept import KEPT, has_kept, is_worth_keeping
 from cyberslm.files.manifest import MANIFEST, looks_published, seal
@@ -131,7 +131,7 @@ def _tidy(target: Path, *, keep: bool) -> None:
     _sweep_folder(_staging(aside), aside)
     _sweep_folder(aside, target)
     if not (keep and has_kept(staging)) and staging.exists() and not _sweep_folder(staging, target):
-        raise StorageError(_BUSY.format(target=target))
+        raise BusyError(_BUSY.format(target=target))
 
 
 def _is_published(folder: Path) -> bool:
@@ -164,7 +164,7 @@ def _stage(target: Path, *, keep: bool) -> Iterator[tuple[Path, int]]:
         try:
             ours = try_lock(descriptor) or ours
             if not ours:
-                raise StorageError(_BUSY.format(target=target))
+                raise BusyError(_BUSY.format(target=target))
             yield staging, stat.S_IMODE(os.fstat(descriptor).st_mode)
         finally:
             os.close(descriptor)

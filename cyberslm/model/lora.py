@@ -223,7 +223,7 @@ def _backward(grad: Tensor, inner: Tensor, low: Tensor, w: Tensor, *adapter: Any
     how = _How(*options)
     flat, shape = grad.flatten(0, -2), inner.shape
     d_low = (flat @ b).mul_(how.scale)
-    da, db = d_low.mT @ inner.flatten(0, -2), (flat.mT @ low).mul_(how.scale)
+    da, db = d_low.mT @ inner.flatten(0, -2), (low.mT @ flat).mul_(how.scale).mT.contiguous()
     dx = d_inner = grad.new_empty(0)
     if how.apart:
         d_inner = (d_low @ a).view(shape)

@@ -17,10 +17,11 @@ import platform
 import shutil
 import stat
 import subprocess
+import time
 from pathlib import Path
 
 from cyberslm import files
-from cyberslm.errors import CyberSLMError, IntegrityError
+from cyberslm.errors import BusyError, CyberSLMError, IntegrityError
 
 UNITS, HEADERS = ("step.cpp", "attention.cpp", "rows.cpp", "softmax.cpp"), ("products.h", "vectors.h")
 BY_ADDRESS = (
@@ -40,7 +41,7 @@ OPTIONS = (
     "-shared",
     "-fPIC",
 )
-LONGEST = 600  # seconds of compiling
+LONGEST, PAUSE = 600, 0.2  # seconds of compiling, and between looks at another process that compiles
 
 
 class BuildError(CyberSLMError):
@@ -69,11 +70,13 @@ def multiplies_bf16() -> bool:
 
 
 def find_compiler() -> Path:
-    """``CXX``, else c++, g++ or clang++. Raises `BuildError` when there is none."""
-    for name in filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++")):
+    """``CXX`` if it is set, else c++, g++ or clang++. Raises `BuildError` when there is none."""
+    own = os.environ.get("CXX")
+    for name in (own,) if own else ("c++", "g++", "clang++"):
         if (found := shutil.which(name)) is not None:
             return Path(found).resolve()
-    raise BuildError("no C++ compiler was found: install g++ or clang++, or name one in CXX")
+    there = f"CXX names {own!r:.200}, which isn't there" if own else "no C++ compiler was found"
+    raise BuildError(f"{there}: install g++ or clang++, or name one in CXX")
 
 
 def kept_library(compiler: Path) -> ctypes.CDLL | None:
@@ -88,10 +91,25 @@ def kept_library(compiler: Path) -> ctypes.CDLL | None:
 
 
 def build_library(compiler: Path) -> ctypes.CDLL:
-    """Compile, keep and load it. Raises `BuildError` with the compiler's first complaint, `StorageError`."""
+    """Compile, keep and load it; where another process is at it, take what that one makes.
+
+    Raises `BuildError` with the compiler's first complaint, `StorageError`.
+    """
     folder = cache_folder() / _key(compiler)
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    until = time.monotonic() + LONGEST
+    while True:
+        try:
+            return _built(compiler, folder)
+        except BusyError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(PAUSE)
+        if (found := kept_library(compiler)) is not None:
+            return found
 
+
+def _built(compiler: Path, folder: Path) -> ctypes.CDLL:
     def fill(staging: Path) -> dict[str, object]:
         command = [str(compiler), *OPTIONS, *map(str, _paths(UNITS)), "-o", str(staging / LIBRARY)]
         try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from cyberslm.errors import ConfigError, CyberSLMError
-from cyberslm.native.build import library
+from cyberslm.native.build import find_compiler, kept_library, library
 from cyberslm.training.distributed import Dist, place
 from cyberslm.training.limits import auto_precision
 from cyberslm.training.loss_scale import LossScale
@@ -50,15 +50,17 @@ def with_native(run: TrainRun, dist: Dist, say: Say) -> TrainRun:
     """The run with ``native`` as it is here: True if every process has the library; a line where one can't be made."""
     if run.native is False or dist.device.type != "cpu":
         return replace(run, native=False)
-    dist.on_first(_failure_of_library)
-    failed = next((reason for reason in dist.gather(_failure_of_library()) if reason is not None), None)
+    dist.on_first(lambda: _failure_of_library(say))
+    failed = next((reason for reason in dist.gather(_failure_of_library(say)) if reason is not None), None)
     if failed is not None:
         say(f"warning: slower, without the loops in C++ (native: false leaves them out): {failed}")
     return replace(run, native=failed is None)
 
 
-def _failure_of_library() -> str | None:
+def _failure_of_library(say: Say) -> str | None:
     try:
+        if kept_library(find_compiler()) is None:
+            say("building the loops in C++ for this machine, once")
         library()
     except (CyberSLMError, OSError) as error:
         return str(error)

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from cyberslm.data.loader import IGNORE, Batch
 from cyberslm.errors import ConfigError, InputError
 from cyberslm.model.model import CyberSLM
-from cyberslm.training.cross_entropy import CHUNK
+from cyberslm.training.cross_entropy import rows_at_once
 from cyberslm.training.loss import LossOutput
 
 
@@ -99,7 +99,7 @@ def count_pairs(batch: Batch) -> int:
 
 def _token_losses(features_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, softcap: float | None) -> Tensor:
     """Cross-entropy of each row in at least fp32; logits are made chunk by chunk, and again going backward."""
-    rows = max(1, CHUNK // weight_VD.shape[0])
+    rows = rows_at_once(weight_VD.shape[0])
     pieces = [
         checkpoint(_chunk_losses, features, weight_VD, targets, softcap, use_reentrant=False)
         for features, targets in zip(features_ND.split(rows), targets_N.split(rows), strict=True)

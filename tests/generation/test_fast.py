@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import warnings
 from pathlib import Path
 
@@ -245,37 +244,6 @@ def test_caches_that_the_step_cannot_read_are_left_to_the_network() -> None:
     cache = model.new_cache(1, 4, dtype=torch.float64)
     with torch.no_grad():
         assert model.next_logits(torch.tensor([1]), cache).isfinite().all()
-
-
-def test_a_kept_library_is_used_again_and_a_damaged_one_made_anew(
-    native_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The compiler is one that copies a finished library and counts."""
-    (made,) = native_cache.glob("native/*/cyberslm.so")
-    copying = tmp_path / "c++"
-    copying.write_text(f'#!/bin/sh\necho >> {tmp_path}/runs\nfor last; do :; done\ncp {made} "$last"\n')
-    copying.chmod(0o755)
-    monkeypatch.setenv("CXX", str(copying))
-    monkeypatch.setenv("CYBERSLM_CACHE", str(tmp_path / "own"))
-    for _ in range(2):
-        prepare(network(), ON)
-        assert (tmp_path / "runs").read_text() == "\n"
-    (library,) = (tmp_path / "own").glob("native/*/cyberslm.so")
-    damaged = library.read_bytes()[:-1] + b"x"
-    library.unlink()  # the file itself is in use
-    library.write_bytes(damaged)
-    assert kept_library(copying) is None
-    prepare(network(), ON)
-    assert (tmp_path / "runs").read_text() == "\n\n"
-    assert isinstance(kept_library(copying), ctypes.CDLL)
-
-
-def test_a_library_that_others_could_have_written_is_not_loaded(native_cache: Path) -> None:
-    (folder,) = (path for path in native_cache.glob("native/*") if path.is_dir())
-    folder.chmod(0o777)
-    assert kept_library(find_compiler()) is None
-    folder.chmod(0o700)
-    assert kept_library(find_compiler()) is not None
 
 
 def test_the_network_answers_while_the_step_is_built(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from cyberslm.recipes import estimate
 from cyberslm.recipes.check import check
 from cyberslm.recipes.config import TrainRun, load_run
 from cyberslm.recipes.estimate import _rows_to_try, _validations, needed_memory
+from cyberslm.recipes.machine import with_native
 from cyberslm.recipes.train import run_training
 from cyberslm.training.distributed import Dist
 from cyberslm.training.memory import Needed
@@ -57,7 +58,7 @@ def test_header_records_and_lines_of_a_run_have_the_estimate(make_run: MakeRun) 
     first, *others = read_metrics(path.parent / "run" / "metrics.jsonl")
     assert first["limit_flops_per_second"] > 0
     assert first["estimated_tokens_per_second"] > 0
-    assert first["estimated_memory"] == needed_memory(load_run(path).value, Dist()).total
+    assert first["estimated_memory"] == needed_memory(with_native(load_run(path).value, Dist(), print), Dist()).total
     for record in (r for r in others if r["type"] == "train"):
         rate = record["tokens_per_second"] * first["flops_per_token"] / first["limit_flops_per_second"]
         assert record["share_of_limit"] == pytest.approx(rate)

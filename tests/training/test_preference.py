@@ -107,7 +107,7 @@ def test_loss_and_gradient_are_those_of_the_formula(config, changes, per_row):
 def test_chunks_of_the_head_do_not_change_the_loss(monkeypatch):
     model, found = tiny(), documents()
     whole = preference_loss(model, batch_of(found, 4, REFERENCE), config=CONFIGS[0])
-    monkeypatch.setattr("cyberslm.training.preference.CHUNK", V * 3)
+    monkeypatch.setattr("cyberslm.training.cross_entropy.CHUNK", V * 3)
     cut = preference_loss(model, batch_of(found, 4, REFERENCE), config=CONFIGS[0])
     torch.testing.assert_close(cut.loss_sum, whole.loss_sum)
     (one,), (other,) = (torch.autograd.grad(each.objective, [model.embed_tokens.weight]) for each in (whole, cut))
