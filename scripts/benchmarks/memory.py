@@ -3,6 +3,7 @@
     python scripts/benchmarks/memory.py [--only NAME] [--threads N]
 
 Each case is a run of its own, `cyberslm train` with four steps on made-up text, whose own record of its peak is read;
+all take the loops in C++;
 ``lora`` is `cyberslm finetune` with adapters on a base that is made before.
 The last columns are the shares of activations (``one``, ``several`` of `MEASURED`) with which the formula would be
 exact: what to change them to when the loss, the network or the allocator has changed.
@@ -90,7 +91,7 @@ def measure(name: str, threads: int = 1) -> Peak:
     adapters = LoraConfig() if lora else None
     casts = (cast_bytes(model) if adapters is None else adapted_cast_bytes(model, adapters)) if bf16 else 0
     sure = casts + (0 if lora else 4 * model.vocab_size * model.hidden_dim)
-    kept = kept_bytes(model, rows, model.max_seq_len, bf16=bf16, adapters=adapters) - sure
+    kept = kept_bytes(model, rows, model.max_seq_len, bf16=bf16, native=True, adapters=adapters) - sure
     return Peak(need.total, measured, (measured - (need.total - need.activations) - sure) / kept)
 
 
@@ -120,6 +121,7 @@ def write_run(folder: Path, name: str) -> Path:
         "out_dir": "run",
         "device": "cpu",
         "precision": precision,
+        "native": True,
         "data": {"sources": ["text"], "validation_fraction": 0.3},
         "tokenizer": {"vocab_size": 500},
         "model": SHAPES[shape],
