@@ -85,7 +85,8 @@ def room(monkeypatch: pytest.MonkeyPatch, total: int, available: int) -> None:
 def test_what_will_not_fit_is_a_warning_with_sizes_that_would(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changes = {"device": "cpu", "model.max_seq_len": 512, "train.micro_batch_size": 32, "train.global_batch_size": 32}
+    changes = {"device": "cpu", "native": False, "model.max_seq_len": 512}
+    changes |= {"train.micro_batch_size": 32, "train.global_batch_size": 32}
     run = load_run(make_run(changes | {"train.max_steps": 5, "logging.probe": True}))
     need = needed_memory(run.value, Dist())
     room(monkeypatch, 1 << 40, need.program + (need.total - need.program) // 3)
