@@ -16,6 +16,7 @@ import torch
 import yaml
 
 from cyberslm.config import Loaded
+from cyberslm.model.kernels import KERNELS
 from cyberslm.native.build import BuildError, build_library, find_compiler, kept_library
 from cyberslm.recipes.config import TrainRun, load_run
 
@@ -81,6 +82,15 @@ def make_run(tmp_path: Path) -> MakeRun:
 @pytest.fixture
 def small_run(make_run: MakeRun) -> Loaded[TrainRun]:
     return load_run(make_run())
+
+
+def usable_kernels() -> list[str]:
+    """The names in `KERNELS`, without the library in C++ where there is no compiler."""
+    try:
+        find_compiler()
+    except BuildError:
+        return [name for name in KERNELS if name != "native"]
+    return list(KERNELS)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import oracles
 import pytest
 import torch
+from conftest import usable_kernels
 
 from cyberslm.errors import ConfigError, InputError
 from cyberslm.model.attention import MultiHeadSelfAttention
@@ -32,7 +33,7 @@ def random_qkv(heads: int, kv_heads: int, queries: int = 5, keys: int = 7) -> tu
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
-@pytest.mark.parametrize("kernel", sorted(KERNELS))
+@pytest.mark.parametrize("kernel", sorted(usable_kernels()))
 def test_every_kernel_equals_the_explicit_sum(kernel: str, heads: int, kv_heads: int) -> None:
     q, k, v = random_qkv(heads, kv_heads)
     allowed = torch.rand(3, 5, 7, generator=torch.Generator().manual_seed(2)) < 0.5
@@ -42,7 +43,7 @@ def test_every_kernel_equals_the_explicit_sum(kernel: str, heads: int, kv_heads:
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
-@pytest.mark.parametrize("kernel", sorted(KERNELS))
+@pytest.mark.parametrize("kernel", sorted(usable_kernels()))
 def test_causal_flag_equals_the_causal_mask(kernel: str, heads: int, kv_heads: int) -> None:
     q, k, v = random_qkv(heads, kv_heads, 6, 6)
     got = KERNELS[kernel](q, k, v, Sight(causal=True), SCALE, 0.0)
@@ -50,7 +51,7 @@ def test_causal_flag_equals_the_causal_mask(kernel: str, heads: int, kv_heads: i
     torch.testing.assert_close(got.double(), oracles.attention(q, k, v, triangle), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("kernel", sorted(KERNELS))
+@pytest.mark.parametrize("kernel", sorted(usable_kernels()))
 def test_query_that_sees_nothing_gets_zeros_and_finite_gradients(kernel: str) -> None:
     """G01 (pytorch#110213): the fused kernel and a hand-written softmax disagreed on fully masked rows (0 and NaN)."""
     q, k, v = (t.requires_grad_() for t in random_qkv(4, 2))
@@ -218,7 +219,7 @@ def test_weights_and_the_formula_are_fp32_under_autocast_and_in_bf16() -> None:
     assert attention.bfloat16()(x.bfloat16(), return_attn_weights=True).attn_weights.dtype == torch.float32
 
 
-@pytest.mark.parametrize("kernel", sorted(KERNELS))
+@pytest.mark.parametrize("kernel", sorted(usable_kernels()))
 def test_every_kernel_drops_weights(kernel: str) -> None:
     torch.manual_seed(0)
     q, k = (torch.zeros(2, 4, 200, 8) for _ in range(2))

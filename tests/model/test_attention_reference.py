@@ -8,11 +8,11 @@ import dual_attention.attention as reference
 import oracles
 import pytest
 import torch
+from conftest import usable_kernels
 from dual_attention.attention_utils import compute_causal_mask, precompute_freqs_cis
 
 from cyberslm.errors import ConfigError, InputError
 from cyberslm.model.attention import Attention
-from cyberslm.model.kernels import KERNELS
 
 WIDTH = 24
 SHAPES = [  # n_heads, n_kv_heads, total_n_heads, key_dim
@@ -48,7 +48,7 @@ def test_equals_the_reference_over_its_arguments(shape: tuple, biases: tuple[boo
     tables = dict(zip(("freqs_cos", "freqs_sin"), precompute_freqs_cis(ours.key_dim, 7), strict=True))
     x, context = noise(1, 2, 7, WIDTH), noise(2, 2, 5, WIDTH)
     for need_weights in (False, True):
-        for kernel in KERNELS:
+        for kernel in usable_kernels():
             ours.kernel = kernel
             for masks, turned in itertools.product(self_masks, ({}, tables) if ours.key_dim % 2 == 0 else ({},)):
                 got = ours(x, x, x, **turned, **masks, need_weights=need_weights)
@@ -81,7 +81,7 @@ def test_fully_masked_queries_get_exact_zeros_where_the_reference_gives_nan() ->
     mask = torch.ones(6, 6, dtype=torch.bool).tril()
     mask[2] = False
     assert theirs(x, x, x, attn_mask=mask, need_weights=True)[0].isnan().any()
-    for kernel in KERNELS:
+    for kernel in usable_kernels():
         ours.kernel = kernel
         got = ours(x, x, x, attn_mask=mask, need_weights=True)
         assert got.output[:, 2].eq(0).all()
@@ -101,7 +101,7 @@ def test_causal_order_is_anchored_at_the_end_where_the_reference_begins_at_the_s
         mixed = oracles.attention(q, k, v, allowed.expand(2, -1, -1)).transpose(1, 2).flatten(-2)
         right = ours.wo.double()(mixed)
         ours.float()
-        for kernel in KERNELS:
+        for kernel in usable_kernels():
             ours.kernel = kernel
             got = ours(query, context, context, is_causal=True)
             torch.testing.assert_close(got.output.double(), right, atol=1e-5, rtol=1e-5)
@@ -131,7 +131,7 @@ def test_hidden_nonsense_reaches_neither_outputs_nor_gradients() -> None:
     mask[:, 4], mask[3] = False, False
     broken, bad_query = context.clone(), x.clone()
     broken[:, 4], bad_query[:, 3] = torch.nan, torch.inf
-    for kernel in KERNELS:
+    for kernel in usable_kernels():
         ours.kernel = kernel
         results = []
         for query, keys in ((x, context), (bad_query, broken)):
