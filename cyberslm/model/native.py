@@ -43,7 +43,8 @@ def takes(q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, sight: Sight) -> bool:
     """Whether `native_attention` is for these."""
     if q_BHTE.device.type != "cpu" or not (sight.causal or sight.runs is not None):
         return False
-    return q_BHTE.dtype in KINDS and q_BHTE.dtype == k_BKTE.dtype == v_BKTE.dtype
+    own = q_BHTE.shape[2] == k_BKTE.shape[2] == v_BKTE.shape[2]
+    return own and q_BHTE.dtype in KINDS and q_BHTE.dtype == k_BKTE.dtype == v_BKTE.dtype
 
 
 def native_attention(q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, sight: Sight, scale: float) -> Tensor:
@@ -87,8 +88,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Te
 
 def _backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     out, lse, *options = rest
-    how = _How(*options)
-    grad, q, k, v = map(_by_vector, (grad.to(q.dtype), q, k, v))
+    how, lse = _How(*options), lse.contiguous()
+    grad, q, k, v, out = map(_by_vector, (grad.to(q.dtype), q, k, v, out))
     dq, dk, dv = found = _backward_shapes(grad, q, k, v)
     if how.runs is not None:
         for gradient in found:

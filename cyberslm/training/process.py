@@ -6,7 +6,7 @@ never does. What the user has set in the environment stays.
 By default glibc returns large blocks to the system when they are freed, and the next step pays for fresh zeroed pages
 of 4 KiB each. Kept blocks spare that, and pages of 2 MiB make what is left cheap. They are asked for where the heap
 will grow to, before it does: torch's own way to them (``THP_MEM_ALLOC_ENABLE``) begins each block at a page of 2 MiB,
-and what lies between two blocks is lost, a quarter of a run's memory.
+and what lies between two blocks is lost, a fifth of the memory of a run with many blocks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def keep_freed_memory() -> bool:
 
 
 def ask_for_huge_pages(size: int) -> int:
-    """Have the next ``size`` bytes that the heap grows by in pages of 2 MiB, where the system gives them; how many are.
+    """Have the next ``size`` bytes that the heap grows by in pages of 2 MiB; of how many the system takes note.
 
     `keep_freed_memory` comes before, so that the heap keeps what is reserved here and freed at once.
     """
@@ -50,15 +50,15 @@ def ask_for_huge_pages(size: int) -> int:
     libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     blocks: list[int] = []
-    while (len(blocks) + 1) * STRETCH <= size and (block := libc.malloc(STRETCH)):
+    refused = False
+    while not refused and (len(blocks) + 1) * STRETCH <= size and (block := libc.malloc(STRETCH)):
         blocks.append(block)
         first = -(-block // PAGE) * PAGE
-        if libc.madvise(first, (block + STRETCH - first) // PAGE * PAGE, MADV_HUGEPAGE):
-            break
+        refused = bool(libc.madvise(first, (block + STRETCH - first) // PAGE * PAGE, MADV_HUGEPAGE))
     libc.malloc(PIN)  # stays above them, as the heap's upper end would be given back
     for block in blocks:
         libc.free(block)
-    return len(blocks) * STRETCH
+    return (len(blocks) - refused) * STRETCH
 
 
 def _memory() -> int:
