@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cyberslm.model.native import KINDS
 from cyberslm.native.build import library
 
-KINDS = {torch.float32: 0, torch.bfloat16: 1}
 ACTS = {"swiglu": 0, "geglu": 1}
 LEAST = 1 << 15
 """Numbers from which the work is more than the call: a new token or few are done sooner by torch."""

@@ -11,10 +11,9 @@
 // else one number in fp32. Sums, softmax and what gradients are summed in are fp32. A row may be cut into runs that don't
 // see each other. Each result is made by one thread, so that it doesn't depend on how many there are.
 
-#include <algorithm>
 #include <vector>
 
-#include "products.h"
+#include "cells.h"
 
 extern "C" {
 
@@ -57,11 +56,6 @@ template <class Word>
 constexpr int64_t words(int64_t count) {
     return (count + Word::unit - 1) / Word::unit;
 }
-
-inline float number(float x) { return x; }
-inline float number(uint16_t x) { return widen(x); }
-inline void put(float* to, float x) { *to = x; }
-inline void put(uint16_t* to, float x) { *to = narrow(x); }
 
 template <class Word, class Cell>
 inline uint32_t word(Cell first, Cell second) {

@@ -23,7 +23,7 @@ from pathlib import Path
 from cyberslm import files
 from cyberslm.errors import BusyError, CyberSLMError, IntegrityError
 
-UNITS, HEADERS = ("step.cpp", "attention.cpp", "rows.cpp", "softmax.cpp"), ("products.h", "vectors.h")
+UNITS, HEADERS = ("step.cpp", "attention.cpp", "rows.cpp", "softmax.cpp"), ("cells.h", "products.h", "vectors.h")
 BY_ADDRESS = (
     *("attention_forward", "attention_backward", "norm_forward", "norm_backward"),
     *("gated", "turned", "softmax_loss"),

@@ -8,10 +8,9 @@
 // over rows, the gradient of a gain, is summed in blocks of a fixed size and these in order: the number of threads changes
 // nothing.
 
-#include <algorithm>
 #include <vector>
 
-#include "products.h"
+#include "cells.h"
 
 extern "C" {
 
@@ -45,41 +44,6 @@ constexpr int64_t PIECE = 4096;       // numbers that a thread takes at once
 constexpr int64_t WORTH = 4 * PIECE;  // numbers from which several threads are worth it
 
 enum Act { SILU, GELU };
-
-inline Floats take(const float* from) { return load<Floats>(from); }
-inline Floats take(const uint16_t* from) { return bits<Floats>(whole(from) << 16); }
-
-inline void give(float* to, Floats x) { store(to, x); }
-inline void give(uint16_t* to, Floats x) {  // as `narrow`
-#ifdef __AVX512BF16__
-    const __m256bh halves = _mm512_cvtneps_pbh(__m512(x));
-    std::memcpy(to, &halves, sizeof halves);
-#else
-    typedef uint32_t Bits __attribute__((vector_size(LANES * 4)));
-    typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
-    const Bits word = bits<Bits>(x), nan = bits<Bits>(x != x);
-    const Bits rounded = (word + 0x7fff + (word >> 16 & 1)) >> 16, quiet = word >> 16 | 0x40;
-    const Halves halves = __builtin_convertvector((quiet & nan) | (rounded & ~nan), Halves);
-    std::memcpy(to, &halves, sizeof halves);
-#endif
-}
-
-// The first `count` lanes alone; the others come as zeros.
-template <class Cell>
-inline Floats take(const Cell* from, int64_t count) {
-    if (count == LANES) return take(from);
-    Cell some[LANES] = {};
-    std::copy(from, from + count, some);
-    return take(some);
-}
-
-template <class Cell>
-inline void give(Cell* to, Floats x, int64_t count) {
-    if (count == LANES) return give(to, x);
-    Cell some[LANES];
-    give(some, x);
-    std::copy(some, some + count, to);
-}
 
 // work(i, count) for whole vectors of numbers, then for the rest.
 template <class Work>

@@ -7,10 +7,9 @@
 // in a line that stays in the second cache. Each row is made by one thread, and losses are summed row after row, so that
 // nothing depends on how many threads there are.
 
-#include <algorithm>
 #include <vector>
 
-#include "products.h"
+#include "cells.h"
 
 extern "C" {
 
@@ -24,22 +23,6 @@ struct Logits {
 }
 
 namespace {
-
-typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
-typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
-
-inline Floats get(const float* from) { return load<Floats>(from); }
-inline Floats get(const uint16_t* from) { return bits<Floats>(whole(from) << 16); }
-
-inline void put(float* to, Floats x) { store(to, x); }
-inline void put(uint16_t* to, Floats x) {  // as `narrow`
-    const Words word = bits<Words>(x), rounded = (word + 0x7fff + (word >> 16 & 1)) >> 16;
-    const Halves halves = __builtin_convertvector(x != x ? word >> 16 | 0x40 : rounded, Halves);
-    std::memcpy(to, &halves, sizeof halves);
-}
-
-inline void put_one(float* to, float x) { *to = x; }
-inline void put_one(uint16_t* to, float x) { *to = narrow(x); }
 
 inline Floats larger(Floats x, Floats y) { return x > y ? x : y; }
 
@@ -61,7 +44,7 @@ inline void each_vector(Cell* row, int64_t size, F f) {
     for (; i + LANES <= size; i += LANES) f(i, row + i);
     if (i == size) return;
     Cell last[LANES];
-    put(last, splat(-INFINITY));
+    give(last, splat(-INFINITY));
     std::memcpy(last, row + i, (size - i) * sizeof(Cell));
     f(i, last);
     std::memcpy(row + i, last, (size - i) * sizeof(Cell));
@@ -74,7 +57,7 @@ inline void one_row(const Logits& a, Cell* row, int64_t target, float* z, float*
     Floats tops = splat(-INFINITY);
     each_vector(row, a.vocabulary, [&](int64_t i, const Cell* cells) {
         __builtin_prefetch(reinterpret_cast<const char*>(cells) + AHEAD, 0, 2);
-        Floats x = get(cells);
+        Floats x = take(cells);
         if constexpr (capped) x = cap * tanh(x / cap);
         store(z + i, x);
         tops = larger(x, tops);
@@ -95,13 +78,13 @@ inline void one_row(const Logits& a, Cell* row, int64_t target, float* z, float*
     each_vector(row, a.vocabulary, [&](int64_t i, Cell* cells) {
         Floats slope = load<Floats>(z + i) * factor;
         if constexpr (capped) {
-            const Floats bent = tanh(get(cells) / cap);
+            const Floats bent = tanh(take(cells) / cap);
             slope *= 1.0f - bent * bent;
         }
-        put(cells, slope);
+        give(cells, slope);
     });
     const float bent = capped ? own / cap : 0.0f;
-    put_one(row + target, (z[target] * factor - 1) * (1 - bent * bent));
+    put(row + target, (z[target] * factor - 1) * (1 - bent * bent));
 }
 
 template <class Cell>

@@ -7,9 +7,7 @@
 //
 // Plain C++17 with the vector extensions of GCC and Clang, for any processor; `mirror.py` describes the structures.
 
-#include <algorithm>
-
-#include "products.h"
+#include "cells.h"
 
 extern "C" {
 
@@ -130,25 +128,12 @@ void activate(float* x, const float* gate, int64_t count, int64_t kind) {
 }
 
 template <class Cell>
-inline Floats cells(const Cell* from);
-template <>
-inline Floats cells(const float* from) { return load<Floats>(from); }
-template <>
-inline Floats cells(const uint16_t* from) {
-    return bits<Floats>(whole(from) << 16);
-}
-inline float cell(float x) { return x; }
-inline float cell(uint16_t x) { return widen(x); }
-inline void put_cell(float* to, float x) { *to = x; }
-inline void put_cell(uint16_t* to, float x) { *to = narrow(x); }
-
-template <class Cell>
 inline float dot(const float* q, const Cell* k, int64_t width) {
     Floats total{};
     int64_t i = 0;
-    for (; i + LANES <= width; i += LANES) total += load<Floats>(q + i) * cells(k + i);
+    for (; i + LANES <= width; i += LANES) total += load<Floats>(q + i) * take(k + i);
     float result = sum(total);
-    for (; i < width; ++i) result += q[i] * cell(k[i]);
+    for (; i < width; ++i) result += q[i] * number(k[i]);
     return result;
 }
 
@@ -175,15 +160,15 @@ void attend(const Network& net, const float* q, const Cell* keys, const Cell* va
         Floats left{}, right{};
         const Cell* v = values + low * width + i;
         for (int64_t s = 0; s < count; ++s, v += width) {
-            left += scores[s] * cells(v);
-            right += scores[s] * cells(v + LANES);
+            left += scores[s] * take(v);
+            right += scores[s] * take(v + LANES);
         }
         store(out + i, left * factor);
         store(out + i + LANES, right * factor);
     }
     for (; i < width; ++i) {
         float mixed = 0;
-        for (int64_t s = 0; s < count; ++s) mixed += scores[s] * cell(values[(low + s) * width + i]);
+        for (int64_t s = 0; s < count; ++s) mixed += scores[s] * number(values[(low + s) * width + i]);
         out[i] = mixed * factor;
     }
 }
@@ -254,9 +239,9 @@ void attention(const Network& net, const Layer& layer, const Step& step, const H
             rotate(one, cos, sin, E, net.interleaved);
         };
         turned(s.k, head, layer.k_norm);
-        for (int64_t i = 0; i < E; ++i) put_cell(keys + place * E + i, one[i]);
+        for (int64_t i = 0; i < E; ++i) put(keys + place * E + i, one[i]);
         gather(s.v, head * Ev, b, Ev, mixed);
-        for (int64_t i = 0; i < Ev; ++i) put_cell(values + place * Ev + i, mixed[i]);
+        for (int64_t i = 0; i < Ev; ++i) put(values + place * Ev + i, mixed[i]);
         const int64_t low = layer.window && place + 1 > layer.window ? place + 1 - layer.window : 0;
         for (int64_t h = head * group; h < (head + 1) * group; ++h) {
             turned(s.q, h, layer.q_norm);

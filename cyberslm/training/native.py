@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from cyberslm.errors import InputError
+from cyberslm.model.native import KINDS
 from cyberslm.native.build import library
-
-KINDS = {torch.float32: 0, torch.bfloat16: 1}
 
 
 class _Logits(ctypes.Structure):
