@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from harness import Group, main, seconds
+from torch.nn import functional as F
 
 from cyberslm.checkpoint.hf import disk_name, hf_config
 from cyberslm.data.loader import Batch
+from cyberslm.model.causal import causal_attention
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.kernels import fused
 from cyberslm.model.model import CyberSLM
+from cyberslm.model.native import native_attention
 from cyberslm.model.sight import Sight, find_runs
 from cyberslm.training.loss import next_token_loss
 
@@ -66,8 +72,32 @@ def attention(documents: int) -> float:
     return 1000 * seconds(step, warm_up=2, repeats=5)
 
 
+def kernel(mix: Callable[..., torch.Tensor], dtype: torch.dtype) -> float:
+    """Forward and backward of causal rows, as a block of the reference model has them."""
+    q, k, v, grad = (torch.randn(ROWS, TOKENS, 6, 64).transpose(1, 2).to(dtype) for _ in range(4))
+    inputs = [t.requires_grad_() for t in (q, k, v)]
+
+    def step() -> None:
+        torch.autograd.grad(mix(*inputs), inputs, grad)
+
+    return 1000 * seconds(step, warm_up=2, repeats=9)
+
+
+KERNELS = {
+    "torch": partial(F.scaled_dot_product_attention, is_causal=True, scale=0.125),
+    "blocks of products": partial(causal_attention, scale=0.125),
+    "loops in C++": partial(native_attention, sight=Sight(causal=True), scale=0.125),
+}
+
+
 main(
     {
+        **{
+            f"causal attention forward + backward, {ROWS} x 6 heads x {TOKENS} x 64, {name}": Group(
+                {each: partial(kernel, mix, dtype) for each, mix in KERNELS.items()}
+            )
+            for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32))
+        },
         f"forward + backward, 33.5 M, {ROWS} x {TOKENS}, fp32": Group(
             {"transformers Llama, SDPA": llama, "cyberslm": ours}
         ),
