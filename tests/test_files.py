@@ -11,7 +11,9 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,7 +22,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cyberslm import files
-from cyberslm.errors import ConfigError, InputError, IntegrityError, StorageError
+from cyberslm.errors import BusyError, ConfigError, InputError, IntegrityError, StorageError
+from cyberslm.files import folders
 from cyberslm.files import manifest as manifest_module
 
 STEPS = ("open", "fsync", "rename", "replace", "mkdir", "unlink", "rmdir", "chmod", "close")
@@ -579,6 +582,46 @@ def test_sweep_and_publish_keep_off_what_a_live_process_is_writing(tmp_path):
         child.stdin.close()
         assert child.wait() == 0
     assert set(files.verify(tmp_path / "f")["files"]) == {"x"}
+
+
+def test_those_who_publish_one_folder_at_once_end_well_or_are_told_that_it_is_busy(tmp_path):
+    """One that came between another's look and its making of the staging folder ended in "File exists"."""
+
+    def publish_often(name: str) -> None:
+        done = 0
+        while done < 20:
+            try:
+                files.publish(tmp_path / "f", fill_with(name), replace=True)
+                done += 1
+            except BusyError:
+                time.sleep(0.001)
+
+    def clear_often() -> None:
+        for _ in range(200):
+            files.sweep(tmp_path)
+            time.sleep(0.001)
+
+    with ThreadPoolExecutor(4) as pool:
+        clearing = pool.submit(clear_often)
+        list(pool.map(publish_often, "abc"))
+        clearing.result()
+    assert files.verify(tmp_path / "f")["kind"] in "abc"
+    assert listing(tmp_path) == ["f", "f/a.txt", "f/manifest.json", "f/training", "f/training/state.json"]
+
+
+def test_a_new_staging_folder_that_is_cleared_away_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
+    real, swept = folders.locked, []
+
+    def late(path, **options):
+        if path.is_dir() and not swept:
+            swept.append(path)
+            path.rmdir()
+        return real(path, **options)
+
+    monkeypatch.setattr(folders, "locked", late)
+    files.publish(tmp_path / "f", fill_with("mine"))
+    assert swept
+    assert files.verify(tmp_path / "f")["kind"] == "mine"
 
 
 def test_lock_that_outlives_its_owner_in_a_child_is_told_apart(tmp_path):

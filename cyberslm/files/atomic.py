@@ -15,7 +15,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -169,13 +169,31 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
-def is_live(path: Path) -> bool:
-    """Whether a process holds the lock of a file or folder being written, or has just finished with it."""
+@contextmanager
+def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Hold the lock of a file or folder: whether it is ours, and still what has that name."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
-        return True
+        yield False
+        return
     try:
-        return not try_lock(descriptor)
+        if wait:
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield try_lock(descriptor) and _names(path, descriptor)
     finally:
         os.close(descriptor)
+
+
+def _names(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def is_live(path: Path) -> bool:
+    """Whether a process holds the lock of a file or folder being written, or has just finished with it."""
+    with locked(path) as idle:
+        return not idle

@@ -14,12 +14,13 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from cyberslm.errors import BusyError, StorageError
-from cyberslm.files.atomic import TEMPORARY, is_live, sha256_file, storage_errors, sync, try_lock
+from cyberslm.files.atomic import TEMPORARY, is_live, locked, sha256_file, storage_errors, sync, try_lock
 from cyberslm.files.kept import KEPT, has_kept, is_worth_keeping
 from cyberslm.files.manifest import MANIFEST, looks_published, seal
 
@@ -53,11 +54,7 @@ def publish(
             sync(staging / MANIFEST)
             sync(staging)
             _refuse(target, replace=replace)
-            if _is_published(target):
-                target.rename(_aside(target))
-            with _without_kept(staging, _staging(_aside(target))):
-                staging.rename(target)
-            sync(target.parent)
+            _give_name(staging, target)
     return manifest
 
 
@@ -151,30 +148,54 @@ def _refuse(target: Path, *, replace: bool) -> None:
 
 @contextmanager
 def _stage(target: Path, *, keep: bool) -> Iterator[tuple[Path, int]]:
-    """A locked staging folder and the mode that the umask gave it; afterwards it and any folder aside are gone.
+    """A locked staging folder, empty unless there is work to ``keep``, and the mode that the umask gave it.
 
-    It is empty unless there is work to ``keep``. When the body fails or is interrupted between its renames, the target
-    that it set aside is put back.
+    It is gone when the body fails.
     """
-    staging, aside = _staging(target), _aside(target)
-    ours = not (keep and has_kept(staging))
-    staging.mkdir(exist_ok=not ours)
-    try:
-        descriptor = os.open(staging, os.O_RDONLY | os.O_CLOEXEC)
+    staging = _staging(target)
+    with _claimed(staging, keep=keep) as mine:
+        if not mine:
+            raise BusyError(_BUSY.format(target=target))
         try:
-            ours = try_lock(descriptor) or ours
-            if not ours:
-                raise BusyError(_BUSY.format(target=target))
-            yield staging, stat.S_IMODE(os.fstat(descriptor).st_mode)
+            yield staging, stat.S_IMODE(staging.stat().st_mode)
+        except BaseException:
+            if not (keep and is_worth_keeping(staging)):
+                shutil.rmtree(staging, ignore_errors=True)
+            raise
+
+
+@contextmanager
+def _claimed(staging: Path, *, keep: bool) -> Iterator[bool]:
+    """Make the folder, or take kept work up, and lock it; False where another process is at it."""
+    while True:
+        kept = keep and has_kept(staging)
+        try:
+            staging.mkdir(exist_ok=kept)
+        except FileExistsError:
+            yield False
+            return
+        with locked(staging, wait=not kept) as mine:
+            if mine or kept:
+                yield mine
+                return
+        # a new one, empty and not yet locked, looks like that of a dead process to one who clears up just then
+
+
+def _give_name(staging: Path, target: Path) -> None:
+    """What has the name is set aside before, and locked until it is deleted or, after an error, put back."""
+    aside = _aside(target)
+    with locked(target) if _is_published(target) else nullcontext(True) as free:
+        if not free:
+            raise BusyError(_BUSY.format(target=target))
+        try:
+            if _is_published(target):
+                target.rename(aside)
+            with _without_kept(staging, _staging(aside)):
+                staging.rename(target)
+            sync(target.parent)
         finally:
-            os.close(descriptor)
-    except BaseException:
-        if ours and not (keep and is_worth_keeping(staging)):
-            shutil.rmtree(staging, ignore_errors=True)
-        raise
-    finally:
-        if aside.exists():
-            _settle_aside(aside, target)
+            if aside.exists():
+                _settle_aside(aside, target)
 
 
 @contextmanager
@@ -225,21 +246,35 @@ def _settle_aside(aside: Path, target: Path) -> None:
 
 
 def _delete(folder: Path, doomed: Path) -> None:
+    """By us or by another who is at it just now."""
     shutil.rmtree(doomed, ignore_errors=True)
-    folder.rename(doomed)
-    sync(folder.parent)
-    shutil.rmtree(doomed)
+    with suppress(FileNotFoundError):
+        folder.rename(doomed)
+        sync(folder.parent)
+        _rmtree(doomed)
+
+
+def _rmtree(folder: Path) -> None:
+    """All that is still there of it; others may be deleting too."""
+
+    def go_on(_function: object, _path: str, info: tuple[type[BaseException], BaseException, TracebackType]) -> None:
+        if not isinstance(info[1], FileNotFoundError):
+            raise info[1]
+
+    shutil.rmtree(folder, onerror=go_on)
 
 
 def _sweep_folder(path: Path, target: Path) -> bool:
     """Settle an ``-old`` or remove a ``-partial``, unless a live process is publishing that target."""
-    staging = _staging(target)
-    if not path.is_dir() or path.is_symlink() or (staging.is_dir() and is_live(staging)):
+    if not path.is_dir() or path.is_symlink():
         return False
-    if path == staging:
-        shutil.rmtree(path)
-    elif _is_published(path):
-        _settle_aside(path, target)
-    else:
-        return False
+    with locked(path) as idle:
+        if not idle:
+            return False
+        if path == _staging(target):
+            _rmtree(path)
+        elif _is_published(path):
+            _settle_aside(path, target)
+        else:
+            return False
     return True

@@ -15,6 +15,13 @@ from cyberslm.native.build import BuildError, build_library, find_compiler, kept
 pytestmark = pytest.mark.usefixtures("native_cache")
 
 
+def made_library() -> Path:
+    """The one that this machine's compiler has made."""
+    library = kept_library(find_compiler())
+    assert library is not None
+    return Path(library._name)
+
+
 def copying_compiler(folder: Path, made: Path, *, seconds: float = 0.0) -> Path:
     """A compiler that copies a finished library and counts in ``runs``."""
     compiler = folder / "c++"
@@ -24,10 +31,9 @@ def copying_compiler(folder: Path, made: Path, *, seconds: float = 0.0) -> Path:
 
 
 def test_a_kept_library_is_used_again_and_a_damaged_one_made_anew(
-    native_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (made,) = native_cache.glob("native/*/cyberslm.so")
-    compiler = copying_compiler(tmp_path, made)
+    compiler = copying_compiler(tmp_path, made_library())
     monkeypatch.setenv("CYBERSLM_CACHE", str(tmp_path / "own"))
     assert kept_library(compiler) is None
     build_library(compiler)
@@ -42,18 +48,17 @@ def test_a_kept_library_is_used_again_and_a_damaged_one_made_anew(
     assert (tmp_path / "runs").read_text() == "\n\n"
 
 
-def test_a_library_that_others_could_have_written_is_not_loaded(native_cache: Path) -> None:
-    (folder,) = (path for path in native_cache.glob("native/*") if path.is_dir())
+def test_a_library_that_others_could_have_written_is_not_loaded() -> None:
+    folder = made_library().parent
     folder.chmod(0o777)
     assert kept_library(find_compiler()) is None
     folder.chmod(0o700)
     assert kept_library(find_compiler()) is not None
 
 
-def test_processes_that_want_it_at_once_compile_it_once(native_cache: Path, tmp_path: Path) -> None:
+def test_processes_that_want_it_at_once_compile_it_once(tmp_path: Path) -> None:
     """The second one failed, as the folder was being written by another process."""
-    (made,) = native_cache.glob("native/*/cyberslm.so")
-    compiler = copying_compiler(tmp_path, made, seconds=4.0)
+    compiler = copying_compiler(tmp_path, made_library(), seconds=4.0)
     environment = os.environ | {"CYBERSLM_CACHE": str(tmp_path / "own"), "CXX": str(compiler)}
     command = [sys.executable, "-c", "from cyberslm.native.build import library; library()"]
     running = [subprocess.Popen(command, env=environment) for _ in range(2)]
