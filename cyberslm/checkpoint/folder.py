@@ -35,7 +35,7 @@ from cyberslm.text.tokenizer import Tokenizer, load_tokenizer
 WEIGHTS = "model.safetensors"
 OPTIMIZER = "training/optimizer.safetensors"
 STATE = "training/state.json"
-KIND = "cyberslm-model"
+KIND, EXPORT = "cyberslm-model", "cyberslm-export"
 CHAT_TEMPLATE = "chat_template.jinja"
 GENERATION = "generation_config.json"
 JSON_LIMIT = 1 << 20

@@ -11,7 +11,7 @@ from cyberslm.errors import GenerationError
 
 if TYPE_CHECKING:
     from cyberslm.generation.constrain import Constraint
-    from cyberslm.generation.guides import Demand
+    from cyberslm.generation.demand import Demand
 
 MAX_FILE_BYTES = 16 << 20
 
@@ -60,11 +60,11 @@ class FormOptions(NamedTuple):
         """
         self._check()
         if self == FormOptions():
-            from cyberslm.generation.guides import NOTHING
+            from cyberslm.generation.demand import NOTHING
 
             return [NOTHING] * len(prompts)
+        from cyberslm.generation.demand import Demand
         from cyberslm.generation.grounding import Grounding
-        from cyberslm.generation.guides import Demand
         from cyberslm.generation.identifiers import KINDS
 
         ground = None

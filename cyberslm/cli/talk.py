@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from cyberslm.cli.options import AsJson, Device, Model, say
+from cyberslm.cli.quick import quick_imports
 from cyberslm.errors import ConfigError, GenerationError
 
 if TYPE_CHECKING:
@@ -39,8 +40,9 @@ def chat(
 
     Answers stream, and end where the model ends its turn. On a terminal /new begins anew and Ctrl-D ends.
     """
-    from cyberslm.decoding.sampling import SamplingParams
-    from cyberslm.recipes.use import open_chat
+    with quick_imports():
+        from cyberslm.decoding.sampling import SamplingParams
+        from cyberslm.recipes.use import open_chat
 
     params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     talk, doubt = open_chat(Path(model), device=device, system=system)

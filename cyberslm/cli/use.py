@@ -12,6 +12,7 @@ import typer
 
 from cyberslm.cli import constraints
 from cyberslm.cli.options import AsJson, Device, Fast, Model, Precision, Reduced, say
+from cyberslm.cli.quick import quick_imports
 from cyberslm.errors import GenerationError
 
 if TYPE_CHECKING:
@@ -121,8 +122,9 @@ def generate(
         )
     if logprobs is not None and not as_json:
         raise GenerationError("--logprobs are part of --json: give both, or neither")
-    from cyberslm.decoding.sampling import SamplingParams
-    from cyberslm.recipes.use import load
+    with quick_imports():
+        from cyberslm.decoding.sampling import SamplingParams
+        from cyberslm.recipes.use import load
 
     given["temperature"] = temperature if temperature is not None else TEMPERATURE if beams == 1 else 0.0
     given["context"], given["logit_bias"] = context.value, dict(map(_bias, logit_bias or ()))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from cyberslm.cli.options import AsJson, Device, Model, Quiet
+from cyberslm.cli.quick import quick_imports
 from cyberslm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -80,9 +81,10 @@ def score(
     Bits per byte and token, the most surprising tokens, and a percentile among normal records. Stopped at any point,
     the same command goes on where it was.
     """
-    from cyberslm.recipes.score import ScoreSettings
-    from cyberslm.recipes.score import score as work
-    from cyberslm.training.trackers import Screen
+    with quick_imports():
+        from cyberslm.recipes.score import ScoreSettings
+        from cyberslm.recipes.score import score as work
+        from cyberslm.training.trackers import Screen
 
     settings = ScoreSettings(
         by=by.value,
@@ -145,10 +147,11 @@ def classify(
         raise ConfigError("give records to label, INPUT and --out, or labelled ones with --calibrate")
     if calibrate is not None and calibration is not None and calibration.exists() and not force:
         raise ConfigError(f"{calibration} exists: name another --calibration, or replace it with --force")
-    from cyberslm.recipes.classify import Classifier, ClassifySettings
-    from cyberslm.recipes.classify import classify as work
-    from cyberslm.recipes.labels import read_labels
-    from cyberslm.training.trackers import Screen
+    with quick_imports():
+        from cyberslm.recipes.classify import Classifier, ClassifySettings
+        from cyberslm.recipes.classify import classify as work
+        from cyberslm.recipes.labels import read_labels
+        from cyberslm.training.trackers import Screen
 
     settings = ClassifySettings(
         labels=read_labels(labels, template=template),
@@ -201,9 +204,10 @@ def extract(
 
     Always valid; identifiers are copied, never made up. Stopped at any point, the same command goes on where it was.
     """
-    from cyberslm.recipes.extract import BLOCK_RECORDS, DEFAULT_TEMPLATE, ExtractSettings, read_allowed, read_schema
-    from cyberslm.recipes.extract import extract as work
-    from cyberslm.training.trackers import Screen
+    with quick_imports():
+        from cyberslm.recipes.extract import BLOCK_RECORDS, DEFAULT_TEMPLATE, ExtractSettings, read_allowed, read_schema
+        from cyberslm.recipes.extract import extract as work
+        from cyberslm.training.trackers import Screen
 
     settings = ExtractSettings(
         schema=read_schema(schema),

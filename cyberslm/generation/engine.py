@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -16,10 +16,13 @@ from cyberslm.decoding.prefixes import PrefixCache
 from cyberslm.decoding.request import FinishReason, Likelihood, fit
 from cyberslm.decoding.sampling import SamplingParams, with_settings
 from cyberslm.errors import GenerationError
-from cyberslm.generation.guides import NOTHING, Demand, Guides
+from cyberslm.generation.demand import NOTHING, Demand
 from cyberslm.generation.session import Prompt, Session, TokenEvent, prompt_ids, stops_of
 from cyberslm.model.model import CyberSLM
 from cyberslm.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from cyberslm.generation.guides import Guides
 
 Prompts = str | Sequence[Prompt]
 Params = SamplingParams | Sequence[SamplingParams]
@@ -179,6 +182,8 @@ class Engine:
     def _of_guides(self) -> Guides:
         """Made when first asked for, as the vocabulary's table takes a moment."""
         if self._guides is None:
+            from cyberslm.generation.guides import Guides
+
             self._guides = Guides(self.tokenizer)
         return self._guides
 

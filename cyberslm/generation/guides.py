@@ -9,29 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from torch import Tensor
 
 from cyberslm.decoding.guide import Guide
-from cyberslm.generation.constrain import Constraint, GrammarGuide, Grammars
-from cyberslm.generation.grounding import Grounding, SideBySide, TextGuide
+from cyberslm.generation.constrain import GrammarGuide, Grammars
+from cyberslm.generation.demand import Demand
+from cyberslm.generation.grounding import SideBySide, TextGuide
 from cyberslm.generation.walk import Forbidden, Vocabulary, Walk
 from cyberslm.text.codec import ESCAPE
 from cyberslm.text.tokenizer import Tokenizer
-
-
-class Demand(NamedTuple):
-    """What is asked of one answer; None asks nothing."""
-
-    constraint: Constraint | None = None
-    ground: Grounding | None = None
-
-    def __bool__(self) -> bool:
-        return self.constraint is not None or self.ground is not None
-
-
-NOTHING = Demand()
 
 
 class Guides:

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, cast, get_args
 import torch
 
 from cyberslm import files
-from cyberslm.checkpoint.folder import CHAT_TEMPLATE, GENERATION, WEIGHTS, ModelFolder, ModelParts
+from cyberslm.checkpoint.folder import CHAT_TEMPLATE, EXPORT, GENERATION, WEIGHTS, ModelFolder, ModelParts
 from cyberslm.checkpoint.hf import disk_name, generation_config, hf_config, misfit
 from cyberslm.checkpoint.tensors import Kind, write_tensors
 from cyberslm.errors import ConfigError, IntegrityError
@@ -29,7 +29,6 @@ from cyberslm.text.imported import HuggingFaceTokenizer
 from cyberslm.text.tokenizer import Tokenizer
 
 HfType = Literal["f32", "bf16", "f16"]
-KIND = "cyberslm-export"
 PROBES = (
     "The quick brown fox jumps over the lazy dog 0123456789 times.\n\n\tdef f(x): return x ** 2  # comment\r\n",
     "CVE-2024-3094 hxxps://example[.]com/a?b=%20c T1059.001 10.0.0.1 4d5a9000ff",
@@ -145,7 +144,7 @@ def _publish(found: ModelFolder, parts: ModelParts, target: Path, form: _Format)
         _compare_weights(parts, again, form.dtype)
         measured.append(_compare_logits(found, again, form.dtype))
         return {
-            "kind": KIND,
+            "kind": EXPORT,
             "dtype": form.dtype,
             "of": {"manifest": found.manifest["self"], "tokenizer_sha256": found.tokenizer.sha256},
             "source": found.manifest.get("source", {}),

@@ -20,9 +20,9 @@ from cyberslm import files
 from cyberslm.data.records import Record
 from cyberslm.errors import ConfigError
 from cyberslm.generation.constrain import Constraint
+from cyberslm.generation.demand import Demand
 from cyberslm.generation.engine import Completion, Engine
 from cyberslm.generation.grounding import Grounding, Identifier
-from cyberslm.generation.guides import Demand
 from cyberslm.generation.schemas import MAX_SCHEMA_CHARS
 from cyberslm.recipes.labels import TEXT, beginning
 from cyberslm.recipes.use import find_model, load

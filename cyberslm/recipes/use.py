@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from cyberslm import files
 from cyberslm.checkpoint.adapter import Adapter, apply_adapter, is_adapter, kept_extras, kept_tokenizer, load_adapter
-from cyberslm.checkpoint.folder import WEIGHTS, ModelFolder, load_model, save_model
+from cyberslm.checkpoint.folder import EXPORT, WEIGHTS, ModelFolder, load_model, save_model
 from cyberslm.checkpoint.steps import newest
 from cyberslm.decoding.draft import Speculation
 from cyberslm.decoding.prefixes import PrefixCache
 from cyberslm.errors import ConfigError
-from cyberslm.generation.chat import Chat
 from cyberslm.generation.config import AskedPrecision, DecodingConfig
 from cyberslm.generation.engine import Engine
 from cyberslm.generation.fast import prepare
-from cyberslm.interop.exporting import KIND as EXPORT
 from cyberslm.model.lora import merge
 from cyberslm.model.quantised import set_precision
 from cyberslm.recipes.machine import pick_device
-from cyberslm.recipes.tokenizer import Say
 from cyberslm.recipes.vocabulary import with_words
 from cyberslm.text.chat import renderer_for
+
+if TYPE_CHECKING:
+    from cyberslm.generation.chat import Chat
+    from cyberslm.recipes.tokenizer import Say
 
 
 def load(  # noqa: PLR0913 (one keyword a choice, as people type them)
@@ -72,6 +73,8 @@ def _speculation(
 
 def open_chat(path: Path | str, *, device: str = "auto", system: str | None = None) -> tuple[Chat, str | None]:
     """A conversation with the model of a folder, by its own chat template; and what speaks against it, if anything."""
+    from cyberslm.generation.chat import Chat
+
     found = _opened(path, device, "auto")
     prepare(found.model, DecodingConfig())
     renderer = renderer_for(found.tokenizer, template=found.extras.chat_template)

@@ -29,6 +29,8 @@ WITHOUT_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))
+_FIXED = {_FIXED64: 8, _FIXED32: 4}
+_SCORE = struct.Struct("<f")
 _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
 
 Value = int | bytes
@@ -116,17 +118,16 @@ def _fields(data: bytes) -> Iterator[tuple[int, Value, int]]:
     """Number, value and place of each field of a message; a value's bytes lie wholly inside ``data``."""
     at = 0
     while at < len(data):
-        key, at = _varint(data, at)
+        key, at = (data[at], at + 1) if data[at] < 0x80 else _varint(data, at)
         number, wire = key >> 3, key & 7
         if wire == _VARINT:
             start = at
             value, at = _varint(data, at)
             yield number, value, start
             continue
-        size = {_FIXED64: 8, _FIXED32: 4}.get(wire, 0)
         if wire == _BYTES:
             size, at = _varint(data, at)
-        elif not size:
+        elif not (size := _FIXED.get(wire, 0)):
             raise TokenizerError(f"tokenizer model is damaged: unknown wire type {wire} at byte {at}")
         if number == 0 or size > len(data) - at:
             raise TokenizerError(f"tokenizer model is damaged: field {number} of {size} bytes at byte {at} doesn't fit")
@@ -152,6 +153,9 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _piece(data: bytes, index: int) -> Piece:
+    """A piece, in whatever order its fields come; text, score and kind at once where they come as they are written."""
+    if (usual := _usual_piece(data)) is not None:
+        return usual
     values = _values(data)
     text, score, kind = values.get(1, b""), values.get(2, bytes(4)), values.get(3, NORMAL)
     if not isinstance(text, bytes) or not isinstance(score, bytes) or len(score) != 4 or not isinstance(kind, int):
@@ -160,6 +164,24 @@ def _piece(data: bytes, index: int) -> Piece:
         return Piece(text.decode("utf-8"), struct.unpack("<f", score)[0], kind)
     except UnicodeDecodeError:
         raise TokenizerError(f"tokenizer model is damaged: piece {index} is not UTF-8") from None
+
+
+def _usual_piece(data: bytes) -> Piece | None:
+    """Text of up to 127 bytes, score and perhaps a kind, in this order and nothing else: tags 0x0A, 0x15 and 0x18."""
+    if len(data) < 7 or data[0] != 0x0A:
+        return None
+    end = 2 + data[1]
+    kind, rest = NORMAL, len(data) - end
+    if rest == 7 and data[end + 5] == 0x18:
+        kind = data[end + 6]
+    elif rest != 5:
+        return None
+    if data[1] > 0x7F or kind > 0x7F or data[end] != 0x15:
+        return None
+    try:
+        return Piece(data[2:end].decode("utf-8"), _SCORE.unpack_from(data, end + 1)[0], kind)
+    except UnicodeDecodeError:
+        return None
 
 
 def _check_pieces(pieces: list[Piece]) -> None:

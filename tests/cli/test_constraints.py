@@ -8,7 +8,7 @@ import pytest
 from cyberslm.cli.constraints import MAX_FILE_BYTES, FormOptions
 from cyberslm.errors import GenerationError
 from cyberslm.generation.constrain import Constraint
-from cyberslm.generation.guides import NOTHING
+from cyberslm.generation.demand import NOTHING
 
 
 @pytest.fixture

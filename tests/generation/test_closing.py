@@ -4,9 +4,10 @@ import pytest
 
 from cyberslm.generation.closing import Words
 from cyberslm.generation.constrain import Constraint
+from cyberslm.generation.demand import Demand
 from cyberslm.generation.engine import Engine
 from cyberslm.generation.grounding import Grounding
-from cyberslm.generation.guides import Demand, Guides
+from cyberslm.generation.guides import Guides
 from cyberslm.text.tokenizer import Tokenizer
 
 FREE = Constraint.json_schema({"type": "object", "properties": {"note": {"type": "string"}}, "required": ["note"]})

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from cyberslm.errors import ConfigError, GenerationError
 from cyberslm.generation.constrain import MAX_REGEX_CHARS, Constraint
+from cyberslm.generation.demand import Demand
 from cyberslm.generation.engine import Completion, Engine
-from cyberslm.generation.guides import Demand, Guides
+from cyberslm.generation.guides import Guides
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.model import CyberSLM
 from cyberslm.text.spm import SentencePieceTokenizer

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from cyberslm.errors import GenerationError
 from cyberslm.generation.constrain import Constraint
+from cyberslm.generation.demand import Demand
 from cyberslm.generation.engine import Engine
 from cyberslm.generation.grounding import Grounding, Identifier
-from cyberslm.generation.guides import Demand, Guides
+from cyberslm.generation.guides import Guides
 from cyberslm.generation.identifiers import KINDS
 from cyberslm.generation.presets import preset
 from cyberslm.generation.walk import FORBIDDEN, Forbidden, Vocabulary, Walk

@@ -14,8 +14,8 @@ import yaml
 
 from cyberslm.errors import GenerationError
 from cyberslm.generation.constrain import Constraint
+from cyberslm.generation.demand import Demand
 from cyberslm.generation.engine import Engine
-from cyberslm.generation.guides import Demand
 from cyberslm.generation.presets import PRESETS, preset
 
 

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import math
 import random
 import re
 import struct
 
 import pytest
 import sentencepiece
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cyberslm.errors import TokenizerError
+from cyberslm.text import proto
 from cyberslm.text.proto import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, read_model, scores_on_grid
 from cyberslm.text.tokenizer import SentencePieceTokenizer
 from cyberslm.text.train import TokenizerConfig, train_tokenizer
@@ -47,6 +51,30 @@ def test_pieces_read_are_those_that_sentencepiece_reads(model: bytes) -> None:
     assert [item.score for item in pieces] == [processor.get_score(i) for i in range(processor.vocab_size())]
     assert [item.kind for item in pieces[:4]] == [CONTROL, UNKNOWN, CONTROL, CONTROL]
     assert sum(item.kind == BYTE for item in pieces) == 256
+
+
+FIELDS = st.sampled_from(
+    [
+        *(field(1, text.encode()) for text in ("", "a", "\u2581b", "x" * 127, "x" * 128, "x" * 300)),
+        *(b"\x15" + struct.pack("<f", score) for score in (0.0, -1.5, math.inf)),
+        *(field(3, kind) for kind in (0, 1, 6, 127, 128, 1 << 40)),
+        *(field(1, b"\xff"), field(2, 7), field(3, b"x"), field(9, 1), b"\x15\x00", b"\x0a\x05a"),
+    ]
+)
+
+
+@given(st.one_of(st.lists(FIELDS, max_size=5).map(b"".join), st.binary(max_size=12)))
+def test_a_piece_is_read_alike_field_by_field_and_at_once(data: bytes) -> None:
+    def read() -> object:
+        try:
+            return proto._piece(data, 3)
+        except TokenizerError as error:
+            return str(error)
+
+    at_once = read()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proto, "_usual_piece", lambda _data: None)
+        assert read() == at_once
 
 
 @pytest.mark.parametrize(
