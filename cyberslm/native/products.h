@@ -192,6 +192,12 @@ void all_dots(const Matrix& m, int64_t first, int64_t last, const Rows& x, int64
 template <int W>
 inline void put_lanes(const Matrix& m, int64_t row, int64_t b, typename Wide<W>::Vector total, const Out& out) {
     total = total * scale_of(m, row) + bias_of(m, row);
+    if (out.rows.stride == 1) {  // side by side, with room for whole vectors
+        float* const cells = out.rows.at + row * out.rows.step + b;
+        if (out.add) total += load<typename Wide<W>::Vector>(cells);
+        std::memcpy(cells, &total, sizeof total);
+        return;
+    }
     for (int lane = 0; lane < W && b + lane < out.count; ++lane) out.put(row, b + lane, total[lane]);
 }
 
@@ -235,15 +241,25 @@ void pair_up(const Rows& x, int64_t features, uint32_t* to) {
 template <int kind, int W, int V, int R>
 void pair_lanes(const Matrix& m, int64_t row, const uint32_t* x, int64_t step, int64_t b, const Out& out) {
     typedef typename Wide<W>::Vector Vector;
-    alignas(64) uint32_t w[R][CHUNK / 2 + LANES];
     Vector totals[R][V] = {};
+    const auto add = [&](const uint32_t* from, int64_t pairs, auto&& word) {
+        for (int64_t j = 0; j < pairs; ++j, from += step)
+            for (int r = 0; r < R; ++r)
+                for (int v = 0; v < V; ++v) totals[r][v] = add_pairs(totals[r][v], word(r, j), from + v * W);
+    };
+    const bool as_they_are = kind == BF16 && W == LANES && m.columns % 2 == 0;
+    alignas(64) uint32_t w[R][CHUNK / 2 + LANES];
     for (int64_t i = 0; i < m.columns; i += CHUNK) {
         const int64_t count = m.columns - i < CHUNK ? m.columns - i : CHUNK;
-        for (int r = 0; r < R; ++r) unpack_pairs<kind>(m, row + r, i, count, w[r]);
         const uint32_t* from = x + i / 2 * step + b;
-        for (int64_t j = 0; j < (count + 1) / 2; ++j, from += step)
-            for (int r = 0; r < R; ++r)
-                for (int v = 0; v < V; ++v) totals[r][v] = add_pairs(totals[r][v], w[r][j], from + v * W);
+        if (as_they_are) {
+            const uint16_t* const first = static_cast<const uint16_t*>(m.weight) + row * m.columns + i;
+            for (int r = 0; r < R; ++r) ask_for<kind, FAR * BITS<kind>, 2>(m, row + r, i, int(count));
+            add(from, count / 2, [&](int r, int64_t j) { return load<uint32_t>(first + r * m.columns + 2 * j); });
+        } else {
+            for (int r = 0; r < R; ++r) unpack_pairs<kind>(m, row + r, i, count, w[r]);
+            add(from, (count + 1) / 2, [&](int r, int64_t j) { return w[r][j]; });
+        }
     }
     for (int r = 0; r < R; ++r)
         for (int v = 0; v < V; ++v) put_lanes<W>(m, row + r, b + v * W, totals[r][v], out);
