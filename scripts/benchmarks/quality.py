@@ -134,7 +134,8 @@ def train_peer(name: str, prepared_folder: Path, seconds: float) -> Iterator[Poi
 def train_own(config: str, prepared: Path, out: Path, seconds: float, threads: int) -> Iterator[Point]:
     settings = [
         f"out_dir={out}",
-        f"data.prepared={prepared}",
+        f"data.prepared={prepared.resolve()}",
+        "data.sources=[]",
         f"train.max_time={round(seconds)}s",
         f"threads={threads}",
     ]
