@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import torch
 
 from cyberslm.data.loader import Batch
 from cyberslm.model.model import CyberSLM
+from cyberslm.model.remade import Remade
 from cyberslm.training.loss import next_token_loss
 
 
@@ -16,13 +19,17 @@ def bytes_kept(model: CyberSLM, batch: Batch, *, bf16: bool) -> int:
     alive = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, torch.Tensor):  # where a tensor lay that isn't kept
+            return tensor
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             kept[storage.data_ptr()] = storage.nbytes()
             alive.append(tensor)
         return tensor
 
+    pack = Remade.pack
     with (
+        patch.object(Remade, "pack", lambda self, tensor: keep(pack(self, tensor))),  # its hooks hide those here
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16),
     ):

@@ -20,7 +20,7 @@ def doctor(as_json: AsJson = False) -> None:
     """
     from cyberslm.training.process import prepare_for_training
 
-    prepare_for_training()
+    prepare_for_training(make=False)
     from cyberslm.recipes.doctor import doctor as examine
     from cyberslm.recipes.doctor import line, problems
 

@@ -10,8 +10,9 @@ from cyberslm.model.attention import MultiHeadSelfAttention
 from cyberslm.model.cache import LayerCache
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.ffn import FeedForward
-from cyberslm.model.norm import make_norm
+from cyberslm.model.norm import LayerNorm, RMSNorm, make_norm
 from cyberslm.model.plan import Plan
+from cyberslm.model.remade import Recipe, not_kept
 from cyberslm.model.rope import RotaryPositionEmbedding
 
 
@@ -26,8 +27,12 @@ class DecoderBlock(nn.Module):
         self.mlp = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)
         self.recompute = False
+
+    def compute_again(self) -> None:
         """Keep only the input for a backward pass, and compute the block again in it (Chen et al. 2016,
         https://arxiv.org/abs/1604.06174)."""
+        self.recompute = True
+        self.mlp.remakes = False
 
     def forward(self, x: Tensor, plan: Plan, cache: LayerCache | None) -> Tensor:
         if self.recompute and torch.is_grad_enabled():
@@ -36,6 +41,13 @@ class DecoderBlock(nn.Module):
         return self._compute(x, plan, cache)
 
     def _compute(self, x: Tensor, plan: Plan, cache: LayerCache | None) -> Tensor:
-        attended = self.dropout(self.self_attn.attend(self.input_layernorm(x), plan, cache))
+        normed = self.input_layernorm(x)
+        with not_kept(normed, self._recipe(self.input_layernorm, x, normed)):
+            attended = self.dropout(self.self_attn.attend(normed, plan, cache))
         x, normed = self.post_attention_layernorm.add(x, attended)
-        return x + self.dropout(self.mlp(normed))
+        with not_kept(normed, self._recipe(self.post_attention_layernorm, x, normed)):
+            return x + self.dropout(self.mlp(normed))
+
+    def _recipe(self, norm: RMSNorm | LayerNorm, x: Tensor, normed: Tensor) -> Recipe | None:
+        """None where the whole block is made again."""
+        return None if self.recompute else norm.recipe(x, normed)

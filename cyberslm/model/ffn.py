@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from cyberslm.model import native_rows
 from cyberslm.model.config import GATED, CyberSLMConfig
+from cyberslm.model.remade import not_kept
 
 
 def relu2(x: Tensor) -> Tensor:
@@ -32,6 +33,8 @@ class FeedForward(nn.Module):
     """Map ``(..., hidden_dim)`` to the same shape through ``ffn_hidden_dim`` units."""
 
     native = False
+    remakes = True
+    """Whether the activated gate is made again in a backward pass where that is cheap (`cyberslm.model.remade`)."""
 
     def __init__(self, config: CyberSLMConfig) -> None:
         super().__init__()
@@ -46,5 +49,7 @@ class FeedForward(nn.Module):
             return self.down_proj(self.activation(self.up_proj(x)))
         gate, up = self.gate_proj(x), self.up_proj(x)
         if self.native and native_rows.takes(gate, up):
-            return self.down_proj(native_rows.gated(gate, up, self.name))
+            inner = native_rows.gated(gate, up, self.name)
+            with not_kept(inner, native_rows.gated_again(gate, up, self.name) if self.remakes else None):
+                return self.down_proj(inner)
         return self.down_proj(self.activation(gate) * up)

@@ -3,7 +3,8 @@ with an activated gate, and the turn by positions, each forward and backward in 
 
 Numbers come in fp32 or bf16, are worked on in fp32 and rounded once. The norm's result is in the dtype that the next
 product takes, so autocast copies nothing; for the backward pass it keeps what came in and one number a row, and the
-product with a gate keeps its two factors. The number of threads changes nothing.
+product with a gate keeps its two factors, so that neither result need be kept (`cyberslm.model.remade`). The number of
+threads changes nothing.
 """
 
 from __future__ import annotations
@@ -64,9 +65,21 @@ def add_rms_norm(x: Tensor, added: Tensor, gain: Tensor, eps: float) -> tuple[Te
     return _AddRmsNorm.apply(x, added, gain, eps)
 
 
+def norm_again(x: Tensor, y: Tensor, gain: Tensor, eps: float) -> Callable[[], Tensor]:
+    """What makes ``y``, the `rms_norm` of ``x`` or of the sum ``x``, again."""
+    x, gain, dtype = x.detach(), gain.detach(), y.dtype
+    return lambda: torch.ops.cyberslm.rms_norm(x, gain, eps, dtype)[0]
+
+
 def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     """``act(gate) * up`` of equal shapes, for an activation of `ACTS`."""
     return _GatedProduct.apply(gate, up, ACTS[activation])
+
+
+def gated_again(gate: Tensor, up: Tensor, activation: str) -> Callable[[], Tensor]:
+    """What makes their `gated` again."""
+    gate, up = gate.detach(), up.detach()
+    return lambda: torch.ops.cyberslm.gated(gate, up, ACTS[activation])
 
 
 def turn(x_BHTE: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from cyberslm.model import native_rows
 from cyberslm.model.config import CyberSLMConfig
+from cyberslm.model.remade import Recipe
 
 
 def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
@@ -47,6 +48,12 @@ class RMSNorm(nn.Module):
         total = x + added
         return total, self(total)
 
+    def recipe(self, x: Tensor, normed: Tensor) -> Recipe | None:
+        """What makes ``normed``, the norm of ``x``, again; None where that isn't cheap."""
+        if self._native_dtype(x) != normed.dtype:
+            return None
+        return native_rows.norm_again(x, normed, self.weight.float(), self.eps)
+
     def _native_dtype(self, x: Tensor) -> torch.dtype | None:
         """That of the result where `native_rows` makes it: the one that the next product takes."""
         return native_rows.normed_dtype(x) if self.native else None
@@ -65,6 +72,9 @@ class LayerNorm(nn.Module):
         """``x + added`` in the wider of their dtypes, and its norm."""
         total = x + added
         return total, self(total)
+
+    def recipe(self, _x: Tensor, _normed: Tensor) -> Recipe | None:
+        return None
 
     def forward(self, x: Tensor) -> Tensor:
         wide = at_least_fp32(x.dtype)

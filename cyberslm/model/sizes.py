@@ -49,16 +49,17 @@ def _mean_seen(tokens: int, window: int | None) -> float:
     return (most * (most + 1) / 2 + (tokens - most) * most) / tokens
 
 
-def activation_bytes(
-    config: CyberSLMConfig, batch: int, tokens: int, *, bf16: bool = False, native: bool = False
+def activation_bytes(  # noqa: PLR0913
+    config: CyberSLMConfig, batch: int, tokens: int, *, bf16: bool = False, native: bool = False, compiled: bool = False
 ) -> int:
     """Bytes kept for the backward pass of a loss on ``batch`` rows of ``tokens``, without dropout.
 
     The head's gradients are worked out with the loss (`cyberslm.training.cross_entropy`) and are among them.
     ``bf16``: under autocast, where inputs of products and the weights as they were used are kept in bf16. ``native``:
     with what is in C++ (`CyberSLM.use_native`), whose norms keep their input alone and give it to products without a
-    copy, and whose gate is kept but not its activation. For the fused kernel on whole causal rows; windows, documents
-    and ``key_dim`` keep more.
+    copy, and whose gate is kept but not its activation; unless ``compiled`` neither a norm's result nor an activated
+    gate is kept either (`cyberslm.model.remade`). For the fused kernel on whole causal rows; windows, documents and
+    ``key_dim`` keep more.
     """
     queries, keys = config.num_heads * config.key_size, config.kv_heads * config.key_size
     values, mixed = config.kv_heads * config.head_size, config.num_heads * config.head_size
@@ -67,10 +68,12 @@ def activation_bytes(
     inside = config.hidden_dim + (1 if shared else config.hidden_dim + 1 if rms else 2)
     into_products = config.hidden_dim * (5 if gate else 4)  # of a block, a copy for each in bf16
     outputs = into_products if bf16 and not shared else 2 * config.hidden_dim
+    if shared and not compiled:
+        outputs = 0
     heads = queries + keys + values + mixed
     head_norms = config.num_heads + config.kv_heads if config.qk_norm else 0
     normed = queries + keys if config.qk_norm else 0
-    feed_forward = ((3 if native else 4) if gate else 2) * config.ffn_hidden_dim
+    feed_forward = ((4 if not native else 3 if compiled else 2) if gate else 2) * config.ffn_hidden_dim
     full = config.num_layers * (2 * inside + config.num_heads + head_norms + (0 if native else 2 * normed)) + inside
     products = config.num_layers * (outputs + heads + feed_forward + (normed if native else 0)) + config.hidden_dim
     head_gradient = 4 * config.vocab_size * config.hidden_dim
@@ -81,7 +84,14 @@ def activation_bytes(
 
 
 def adapted_activation_bytes(  # noqa: PLR0913
-    config: CyberSLMConfig, lora: LoraConfig, batch: int, tokens: int, *, bf16: bool = False, native: bool = False
+    config: CyberSLMConfig,
+    lora: LoraConfig,
+    batch: int,
+    tokens: int,
+    *,
+    bf16: bool = False,
+    native: bool = False,
+    compiled: bool = False,
 ) -> int:
     """`activation_bytes` where adapters alone are trained, the matrices under them kept in the dtype of the products.
 
@@ -90,13 +100,16 @@ def adapted_activation_bytes(  # noqa: PLR0913
     """
     ends = _ends(config)
     heads = sum(ends[name][1] for name in _INTO_ATTENTION) + ends["o_proj"][0]
-    gated, copies = config.activation in GATED, bf16 and not (native and config.norm == "rms")
+    gated, shared_norms = config.activation in GATED, native and config.norm == "rms"
+    copies, remade = bf16 and not shared_norms, native and not compiled
     if lora.dropout:
         inputs = 2 * sum(ends[name][0] for name in lora.targets)  # what is left of them, and which those are
     else:
         shared = [sum(name in lora.targets for name in group) for group in (_INTO_ATTENTION, _INTO_GATE)]
         inputs = sum(shared if copies else map(bool, shared)) * config.hidden_dim
-        inputs += config.ffn_hidden_dim if "down_proj" in lora.targets else 0
+        if remade and shared_norms:
+            inputs = 0
+        inputs += config.ffn_hidden_dim if "down_proj" in lora.targets and not (remade and gated) else 0
     normed = ends["q_proj"][1] + ends["k_proj"][1] if config.qk_norm else 0
     products = heads + ((2 if native else 3) if gated else 1) * config.ffn_hidden_dim + inputs
     products += lora.rank * len(lora.targets) + (normed if native else 0)

@@ -1,10 +1,11 @@
-"""The library in C++: compiled once for a machine, kept in the user's own cache, checked before it is loaded.
+"""What is written in C++: compiled once for a machine, kept in the user's own cache, checked before it is loaded.
 
-It holds the decoding step of a whole network (`step.cpp`), and for rows of many tokens attention (`attention.cpp`),
-what else lies between products (`rows.cpp`) and the loss of logits (`softmax.cpp`). It is one for all networks, so that
-what names it is the source, the compiler with its options, and the processor. It lies in a published folder
-(`cyberslm.files`) that only the user can write to. Whatever is wrong with a kept one, it is made again; where it can't
-be made, the reason is a `BuildError` and everything works without it, only slower.
+The library holds the decoding step of a whole network (`step.cpp`), and for rows of many tokens attention
+(`attention.cpp`), what else lies between products (`rows.cpp`) and the loss of logits (`softmax.cpp`). It is one for
+all networks, so that what names it is the source, the compiler with its options, and the processor. Like whatever has
+a `Plan` it lies in a published folder (`cyberslm.files`) that only the user can write to. Whatever is wrong with a kept
+one, it is made again; where it can't be made, the reason is a `BuildError`, and everything works without it, only
+slower.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import shutil
 import stat
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from cyberslm import files
 from cyberslm.errors import BusyError, CyberSLMError, IntegrityError
@@ -45,7 +48,20 @@ LONGEST, PAUSE = 600, 0.2  # seconds of compiling, and between looks at another 
 
 
 class BuildError(CyberSLMError):
-    """The library can't be made here."""
+    """What is written in C++ can't be compiled here."""
+
+
+class Plan(NamedTuple):
+    """What a shared library is made of."""
+
+    units: tuple[str, ...]
+    options: tuple[str, ...]
+    declare: Callable[[ctypes.CDLL], None]
+    """Gives its functions their types."""
+    headers: tuple[str, ...] = ()
+    """Of our own."""
+    version: str = ""
+    """Of what else it was compiled with."""
 
 
 def cache_folder() -> Path:
@@ -80,38 +96,48 @@ def find_compiler() -> Path:
 
 
 def kept_library(compiler: Path) -> ctypes.CDLL | None:
-    """The library made by an earlier process, if it is there, whole, and nobody else could have written it."""
-    folder = cache_folder() / _key(compiler)
+    """The library made by an earlier process, as `kept` finds it."""
+    return kept(_LIBRARY, compiler)
+
+
+def build_library(compiler: Path) -> ctypes.CDLL:
+    """Compile, keep and load the library, as `built` does."""
+    return built(_LIBRARY, compiler)
+
+
+def kept(plan: Plan, compiler: Path) -> ctypes.CDLL | None:
+    """What an earlier process has made, if it is there, whole, and nobody else could have written it."""
+    folder = cache_folder() / _key(plan, compiler)
     try:
         if not _is_private(folder) or files.verify(folder).get("kind") != KIND:
             return None
-        return _loaded(folder)
+        return _loaded(plan, folder)
     except (IntegrityError, OSError):
         return None
 
 
-def build_library(compiler: Path) -> ctypes.CDLL:
+def built(plan: Plan, compiler: Path) -> ctypes.CDLL:
     """Compile, keep and load it; where another process is at it, take what that one makes.
 
     Raises `BuildError` with the compiler's first complaint, `StorageError`.
     """
-    folder = cache_folder() / _key(compiler)
+    folder = cache_folder() / _key(plan, compiler)
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     until = time.monotonic() + LONGEST
     while True:
         try:
-            return _built(compiler, folder)
+            return _built(plan, compiler, folder)
         except BusyError:
             if time.monotonic() > until:
                 raise
             time.sleep(PAUSE)
-        if (found := kept_library(compiler)) is not None:
+        if (found := kept(plan, compiler)) is not None:
             return found
 
 
-def _built(compiler: Path, folder: Path) -> ctypes.CDLL:
+def _built(plan: Plan, compiler: Path, folder: Path) -> ctypes.CDLL:
     def fill(staging: Path) -> dict[str, object]:
-        command = [str(compiler), *OPTIONS, *map(str, _paths(UNITS)), "-o", str(staging / LIBRARY)]
+        command = [str(compiler), *map(str, _paths(plan.units)), *plan.options, "-o", str(staging / LIBRARY)]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, errors="replace", timeout=LONGEST, check=False, cwd=staging
@@ -121,20 +147,25 @@ def _built(compiler: Path, folder: Path) -> ctypes.CDLL:
         if done.returncode:
             complaint = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
             raise BuildError(f"{compiler.name} could not compile what is written in C++: {complaint}")
-        return {"kind": KIND, "compiler": str(compiler), "options": list(OPTIONS)}
+        return {"kind": KIND, "compiler": str(compiler), "options": list(plan.options)}
 
     files.publish(folder, fill, replace=True)
     folder.chmod(0o700)
     try:
-        return _loaded(folder)
+        return _loaded(plan, folder)
     except OSError as error:
         raise BuildError(f"the compiled library can't be loaded: {error}") from error
 
 
-def _loaded(folder: Path) -> ctypes.CDLL:
-    import torch  # noqa: F401 (whose OpenMP the library then shares)
+def _loaded(plan: Plan, folder: Path) -> ctypes.CDLL:
+    import torch  # noqa: F401 (whose OpenMP and core the library then shares)
 
     library = ctypes.CDLL(str(folder / LIBRARY))
+    plan.declare(library)
+    return library
+
+
+def _declare(library: ctypes.CDLL) -> None:
     library.decode_step.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.decode_step.restype = None
     library.scratch_floats.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
@@ -142,7 +173,9 @@ def _loaded(folder: Path) -> ctypes.CDLL:
     library.multiplies_bf16.argtypes, library.multiplies_bf16.restype = [], ctypes.c_int64
     for function in (getattr(library, name) for name in BY_ADDRESS):
         function.argtypes, function.restype = [ctypes.c_void_p], None
-    return library
+
+
+_LIBRARY = Plan(UNITS, OPTIONS, _declare, HEADERS)
 
 
 def _paths(names: tuple[str, ...]) -> list[Path]:
@@ -158,11 +191,11 @@ def _is_private(folder: Path) -> bool:
     return True
 
 
-def _key(compiler: Path) -> str:
-    """Names the library by everything that decides what it is."""
+def _key(plan: Plan, compiler: Path) -> str:
+    """Names it by everything that decides what it is."""
     found = compiler.stat()
-    sources = [path.read_text(encoding="utf-8") for path in _paths(UNITS + HEADERS)]
-    parts = (*sources, compiler, found.st_size, found.st_mtime_ns, OPTIONS, _processor())
+    sources = [path.read_text(encoding="utf-8") for path in _paths(plan.units + plan.headers)]
+    parts = (*sources, compiler, found.st_size, found.st_mtime_ns, plan.options, plan.version, _processor())
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:32]
 
 

@@ -114,7 +114,7 @@ class TrainRun:
 
     compile: Literal["auto", True, False] = "auto"
     """Fuse the work between matrix products by torch.compile, which needs a C++ compiler; auto = for runs of some ten
-    minutes or more, but not with fsdp."""
+    minutes or more, but not with fsdp, and not where native leaves nothing to fuse."""
 
     native: Literal["auto", True, False] = "auto"
     """Loops in C++ for what lies between matrix products on a CPU, built once for the machine in some ten seconds; auto

@@ -24,11 +24,12 @@ from cyberslm.errors import ConfigError
 from cyberslm.model.lora import MARK
 from cyberslm.model.model import CyberSLM
 from cyberslm.model.sizes import trained_flops_per_token
+from cyberslm.native import heap
 from cyberslm.recipes.config import TrainRun
 from cyberslm.recipes.data import bytes_per_id, row_loader
 from cyberslm.recipes.finetune import FinetuneRun, has_adapters
 from cyberslm.recipes.folder import free_bytes, space_needed
-from cyberslm.recipes.machine import autocast, loss_scale, products
+from cyberslm.recipes.machine import autocast, loss_scale, products, wants_compiling
 from cyberslm.recipes.origin import Origin, moving, origin_of
 from cyberslm.recipes.replay import validated_apart
 from cyberslm.training import hardware
@@ -287,8 +288,14 @@ def _batch(run: TrainRun, dist: Dist) -> Batch:
     own = -(-run.train.global_batch_size // dist.world)
     rows = min(run.train.micro_batch_size, own)
     shards = dist.world if dist.strategy == "fsdp" else 1
-    recompute, native = run.train.activation_checkpointing, run.native is True
-    return Batch(rows, several=own > rows, recompute=recompute, native=native, shards=shards)
+    return Batch(
+        rows,
+        several=own > rows,
+        recompute=run.train.activation_checkpointing,
+        native=run.native is True,
+        compiled=wants_compiling(run, dist),
+        shards=shards,
+    )
 
 
 def _precision(run: TrainRun) -> dict:
@@ -298,7 +305,7 @@ def _precision(run: TrainRun) -> dict:
         "optimizer": 8 * trained,
         "frozen": frozen,
         "bf16": run.precision != "fp32",
-        "device": run.device,
+        "device": "heap" if run.device == "cpu" and heap.is_taken() else run.device,
     }
 
 

@@ -16,6 +16,7 @@ import torch
 
 from cyberslm.errors import ConfigError, CyberSLMError
 from cyberslm.native.build import find_compiler, kept_library, library
+from cyberslm.training.compiled import is_worth_compiling
 from cyberslm.training.distributed import Dist, place
 from cyberslm.training.limits import auto_precision
 from cyberslm.training.loss_scale import LossScale
@@ -55,6 +56,15 @@ def with_native(run: TrainRun, dist: Dist, say: Say) -> TrainRun:
     if failed is not None:
         say(f"warning: slower, without the loops in C++ (native: false leaves them out): {failed}")
     return replace(run, native=failed is None)
+
+
+def wants_compiling(run: TrainRun, dist: Dist) -> bool:
+    """Whether `with_native`'s run is to be compiled, if that can be done."""
+    if dist.strategy == "fsdp":
+        return False
+    if run.compile == "auto":
+        return is_worth_compiling(run.row_shape, run.train, native=run.native is True)
+    return run.compile
 
 
 def _failure_of_library(say: Say) -> str | None:

@@ -34,10 +34,10 @@ from cyberslm.recipes.folder import refuse_other_run, require_space, write_run_f
 from cyberslm.recipes.header import header, processes
 from cyberslm.recipes.hooks import Process, RunHooks, check_samples
 from cyberslm.recipes.interrupts import Interrupts
-from cyberslm.recipes.machine import autocast, cpu_threads, loss_scale, on_this_machine, with_native
+from cyberslm.recipes.machine import autocast, cpu_threads, loss_scale, on_this_machine, wants_compiling, with_native
 from cyberslm.recipes.origin import Origin, origin_of
 from cyberslm.recipes.preferences import ensure_reference, objective_of, trained_rows
-from cyberslm.training.compiled import compile_and_try, is_worth_compiling
+from cyberslm.training.compiled import compile_and_try
 from cyberslm.training.distributed import Dist, joined
 from cyberslm.training.elsewhere import require_trackers
 from cyberslm.training.loss import Loss
@@ -228,8 +228,7 @@ def compile_if_asked(run: TrainRun, model: CyberSLM, loss: Loss, loader: RowLoad
     Before ranks share the model: each tries by itself, and all go without if one has to.
     """
     dist, say = process.dist, process.screen.line
-    wanted = is_worth_compiling(run.row_shape, run.train) if run.compile == "auto" else run.compile
-    if not wanted or dist.strategy == "fsdp":
+    if not wants_compiling(run, dist):
         return
     started = time.perf_counter()
     rows = loader.batch(0, rank=dist.rank, world=dist.world).rows(0, run.train.micro_batch_size)

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from cyberslm.data.loader import Batch
-from cyberslm.model.config import CyberSLMConfig
+from cyberslm.model.config import GATED, CyberSLMConfig
 from cyberslm.model.model import CyberSLM
 from cyberslm.model.sizes import flops_per_token
 from cyberslm.training.config import TrainConfig
@@ -24,8 +24,13 @@ WORTH_OPERATIONS, WORTH_SECONDS = 2e14, 600
 """What ``compile: auto`` compiles for: some ten minutes on two cores, by the steps of the run or by its time budget."""
 
 
-def is_worth_compiling(config: CyberSLMConfig, train: TrainConfig) -> bool:
-    """Whether the run is long enough; a function of its settings alone, so that each start decides alike."""
+def is_worth_compiling(config: CyberSLMConfig, train: TrainConfig, *, native: bool = False) -> bool:
+    """Whether the run is long enough, and the library in C++ (``native``) leaves the compiler something to fuse.
+
+    A function of settings alone, so that each start decides alike.
+    """
+    if native and config.norm == "rms" and config.activation in GATED and not (config.dropout or config.attn_dropout):
+        return False
     if train.max_seconds is not None and train.max_seconds < WORTH_SECONDS:
         return False
     tokens = train.max_steps * train.global_batch_size * config.max_seq_len

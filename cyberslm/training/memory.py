@@ -37,6 +37,7 @@ class Measured(NamedTuple):
 
 MEASURED = {
     "cpu": Measured(program=370 << 20, one=1.5, several=1.85),  # glibc 2.36, freed memory kept, huge pages
+    "heap": Measured(program=370 << 20, one=1.15, several=1.2),  # the same with `cyberslm.native.heap`
     "cuda": Measured(program=600 << 20, one=1.1, several=1.1),  # a guess: not measured yet
 }
 
@@ -73,6 +74,8 @@ class Batch(NamedTuple):
     """Ranks that weights, gradients and moments are cut up over."""
     native: bool = False
     """Blocks work by the library in C++ (`CyberSLM.use_native`), which keeps less."""
+    compiled: bool = False
+    """They are one graph of torch's compiler, which keeps what it chooses."""
 
 
 class Frozen(NamedTuple):
@@ -98,7 +101,7 @@ def needed(  # noqa: PLR0913
     tokens: int | None = None,
     frozen: Frozen | None = None,
 ) -> Needed:
-    """Peak memory of training on rows of ``tokens`` (default ``max_seq_len``), on the processor or on one GPU.
+    """Peak memory of training on rows of ``tokens`` (default ``max_seq_len``), on a ``device`` of `MEASURED`.
 
     ``optimizer``: bytes of the optimizer's state. ``bf16``: products are in it, or in fp16.
     """
@@ -109,7 +112,7 @@ def needed(  # noqa: PLR0913
     head = config.vocab_size * config.hidden_dim
     adapters, use = (None, "learned") if frozen is None else (frozen.adapters, frozen.head)
     casts = _cast_bytes(config, adapters) if bf16 else 0
-    how = {"recompute": batch.recompute, "native": batch.native}
+    how = {"recompute": batch.recompute, "native": batch.native, "compiled": batch.compiled}
     kept = kept_bytes(config, batch.rows, length, bf16=bf16, adapters=adapters, **how)
     kept -= casts + (4 * head if adapters is None else 0)
     sure = casts + (4 * head if use == "learned" else 0)
@@ -131,13 +134,15 @@ def kept_bytes(  # noqa: PLR0913
     recompute: bool = False,
     adapters: LoraConfig | None = None,
     native: bool = False,
+    compiled: bool = False,
 ) -> int:
     """`activation_bytes`, also where blocks are computed again: then one block's and the inputs of all."""
     shape = replace(config, num_layers=1) if recompute else config
+    how = {"bf16": bf16, "native": native, "compiled": compiled or recompute}
     if adapters is None:
-        kept = activation_bytes(shape, rows, tokens, bf16=bf16, native=native)
+        kept = activation_bytes(shape, rows, tokens, **how)
     else:
-        kept = adapted_activation_bytes(shape, adapters, rows, tokens, bf16=bf16, native=native)
+        kept = adapted_activation_bytes(shape, adapters, rows, tokens, **how)
     if not recompute:
         return kept
     casts = _cast_bytes(config, adapters) - _cast_bytes(shape, adapters) if bf16 else 0

@@ -6,7 +6,8 @@ never does. What the user has set in the environment stays.
 By default glibc returns large blocks to the system when they are freed, and the next step pays for fresh zeroed pages
 of 4 KiB each. Kept blocks spare that, and pages of 2 MiB make what is left cheap. They are asked for where the heap
 will grow to, before it does: torch's own way to them (``THP_MEM_ALLOC_ENABLE``) begins each block at a page of 2 MiB,
-and what lies between two blocks is lost, a fifth of the memory of a run with many blocks.
+and what lies between two blocks is lost, a fifth of the memory of a run with many blocks. And tensors get memory that
+fits into the gaps of earlier ones (`cyberslm.native.heap`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+from contextlib import suppress
 from pathlib import Path
+
+from cyberslm.errors import CyberSLMError
+from cyberslm.native.heap import take_heap
 
 STRETCH = 256 << 20
 """Bytes of the heap that are reserved at once: of the address space, not of memory."""
@@ -24,12 +29,17 @@ PAGE, MADV_HUGEPAGE = 4096, 14  # madvise(2)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 
 
-def prepare_for_training() -> None:
-    """All of them: keep freed memory, huge pages for the heap, compiled graphs in the user's own folder."""
+def prepare_for_training(*, make: bool = True) -> None:
+    """All of them: freed memory kept, huge pages, tensors in it without gaps, compiled graphs in the user's own folder.
+
+    Without ``make`` nothing is compiled for it.
+    """
     if keep_freed_memory():
         ask_for_huge_pages(_memory() // 2)
     if "TORCHINDUCTOR_CACHE_DIR" not in os.environ and (folder := _own_cache()) is not None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    with suppress(CyberSLMError):  # without a compiler as ever
+        take_heap(make=make)
 
 
 def keep_freed_memory() -> bool:

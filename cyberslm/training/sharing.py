@@ -39,7 +39,7 @@ from cyberslm.training.shards import cut_like, own_part, whole
 def recompute_blocks(model: CyberSLM) -> None:
     """Train with activation checkpointing: a block keeps its input alone and is computed again going backward."""
     for layer in model.layers:
-        cast(DecoderBlock, layer).recompute = True
+        cast(DecoderBlock, layer).compute_again()
 
 
 class Shared(NamedTuple):

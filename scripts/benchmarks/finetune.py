@@ -40,7 +40,7 @@ def token_rows() -> Any:
     return torch.randint(4, 49_152, (ROWS, TOKENS + 1), generator=torch.Generator().manual_seed(0))
 
 
-def cyberslm(*, compiled: bool, native: bool = True, precision: str = "bf16") -> float:
+def cyberslm(*, compiled: bool = False, native: bool = True, precision: str = "bf16") -> float:
     from cyberslm.training.process import prepare_for_training
 
     prepare_for_training()
@@ -132,10 +132,10 @@ CONTENDERS: dict[str, Callable[[], float]] = {
     "transformers + PEFT + Trainer, eager, tuned memory": partial(trainer, compiled=False, tuned=True),
     "transformers + PEFT + Trainer, compiled": partial(trainer, compiled=True, tuned=False),
     "transformers + PEFT + Trainer, compiled, tuned memory": partial(trainer, compiled=True, tuned=True),
-    "cyberslm, compiled": partial(cyberslm, compiled=True),
-    "cyberslm, compile: false": partial(cyberslm, compiled=False),
-    "cyberslm, native: false, compiled": partial(cyberslm, compiled=True, native=False),
-    "cyberslm, compile: false, fp32": partial(cyberslm, compiled=False, precision="fp32"),
+    "cyberslm": cyberslm,
+    "cyberslm, compile: true": partial(cyberslm, compiled=True),
+    "cyberslm, native: false, compile: true": partial(cyberslm, compiled=True, native=False),
+    "cyberslm, fp32": partial(cyberslm, precision="fp32"),
 }
 
 

@@ -3,8 +3,7 @@
     python scripts/benchmarks/memory.py [--only NAME] [--threads N]
 
 Each case is a run of its own, `cyberslm train` with four steps on made-up text, whose own record of its peak is read;
-all take the loops in C++;
-``lora`` is `cyberslm finetune` with adapters on a base that is made before.
+all take the loops in C++; ``lora`` is `cyberslm finetune` with adapters on a base that is made before.
 The last columns are the shares of activations (``one``, ``several`` of `MEASURED`) with which the formula would be
 exact: what to change them to when the loss, the network or the allocator has changed.
 """
@@ -28,6 +27,7 @@ from cyberslm.recipes.estimate import needed_memory
 from cyberslm.recipes.finetune import load_any
 from cyberslm.training.distributed import Dist
 from cyberslm.training.memory import kept_bytes
+from cyberslm.training.process import prepare_for_training
 
 STEPS = 4
 SHAPES: dict[str, dict[str, int]] = {
@@ -140,6 +140,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose names begin so")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
+    prepare_for_training()  # as the runs do, so that the formula is theirs
     print("| case | formula MiB | measured MiB | formula / measured | share |\n|---|---|---|---|---|")
     for name in CASES:
         if name.startswith(arguments.only):

@@ -2,13 +2,15 @@
 
 A figure is tokens per second of whole steps: forward, backward, clipping to norm 1, AdamW (fused). Peers run as their
 documents say (bf16 autocast, SDPA), once as installed and once with the memory settings that `cyberslm train` makes for
-itself. Each contender also reports the peak memory of its process.
+itself. Each contender also reports the peak memory of its process. litgpt and dual-attention take part if installed;
+litgpt's head is tied to its embedding, as all others' are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from typing import NamedTuple
 
 from harness import Figures, Group, main, peak_mib, seconds
@@ -24,7 +26,7 @@ class Contender(NamedTuple):
 
 
 def cyberslm(
-    rows: int, tokens: int, *, compiled: bool = True, native: bool = True, bf16: bool = True
+    rows: int, tokens: int, *, compiled: bool = False, native: bool = True, bf16: bool = True
 ) -> tuple[Callable, list]:
     import torch
 
@@ -71,6 +73,53 @@ def llama(rows: int, tokens: int, *, compiled: bool) -> tuple[Callable, list]:
     return loss, list(model.parameters())
 
 
+def litgpt(rows: int, tokens: int) -> tuple[Callable, list]:
+    import torch
+    from litgpt.config import Config
+    from litgpt.model import GPT
+    from litgpt.utils import chunked_cross_entropy
+
+    from cyberslm.model.config import CyberSLMConfig
+
+    ours = CyberSLMConfig()
+    config = Config(
+        n_layer=ours.num_layers,
+        n_head=ours.num_heads,
+        n_embd=ours.hidden_dim,
+        intermediate_size=ours.ffn_hidden_dim,
+        vocab_size=ours.vocab_size,
+        padded_vocab_size=ours.vocab_size,
+        block_size=ours.max_seq_len,
+        mlp_class_name="LLaMAMLP",
+        norm_class_name="RMSNorm",
+        rotary_percentage=1.0,
+        parallel_residual=False,
+        bias=False,
+    )
+    model, (ids, targets) = GPT(config).train(), token_rows(rows, tokens)
+    model.lm_head.weight = model.transformer.wte.weight
+
+    def loss() -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return chunked_cross_entropy(model(ids), targets)
+
+    return loss, list(model.parameters())
+
+
+def reference(rows: int, tokens: int) -> tuple[Callable, list]:
+    import torch
+    from dual_attention.language_models import TransformerLM
+
+    model = TransformerLM(32000, 384, 12, 6, 1024, 0.0, "swiglu", True, 2048, "rmsnorm", False, "RoPE").train()
+    ids, targets = token_rows(rows, tokens)
+
+    def loss() -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(ids, targets)[1]
+
+    return loss, list(model.parameters())
+
+
 def token_rows(rows: int, tokens: int) -> tuple:
     import torch
 
@@ -82,11 +131,15 @@ CONTENDERS = {
     "transformers Llama, compiled": Contender(partial(llama, compiled=True), tuned=False),
     "transformers Llama, compiled, tuned memory": Contender(partial(llama, compiled=True)),
     "transformers Llama, eager": Contender(partial(llama, compiled=False), tuned=False),
-    "cyberslm, compiled": Contender(cyberslm),
-    "cyberslm, compile: false": Contender(partial(cyberslm, compiled=False)),
-    "cyberslm, native: false, compiled": Contender(partial(cyberslm, native=False)),
-    "cyberslm, compile: false, fp32": Contender(partial(cyberslm, compiled=False, bf16=False)),
+    "litgpt, eager": Contender(litgpt, tuned=False),
+    "dual-attention, eager": Contender(reference, tuned=False),
+    "cyberslm": Contender(cyberslm),
+    "cyberslm, compile: true": Contender(partial(cyberslm, compiled=True)),
+    "cyberslm, native: false, compile: true": Contender(partial(cyberslm, compiled=True, native=False)),
+    "cyberslm, fp32": Contender(partial(cyberslm, bf16=False)),
 }
+PACKAGES = {"litgpt, eager": "litgpt", "dual-attention, eager": "dual_attention"}
+"""What takes part only if it is installed."""
 
 
 def measure(contender: Contender, rows: int, tokens: int) -> Figures:
@@ -112,7 +165,12 @@ def measure(contender: Contender, rows: int, tokens: int) -> Figures:
 main(
     {
         f"33.5 M, {rows} x {tokens}, whole steps": Group(
-            {name: partial(measure, contender, rows, tokens) for name, contender in CONTENDERS.items()}, unit="tokens/s"
+            {
+                name: partial(measure, contender, rows, tokens)
+                for name, contender in CONTENDERS.items()
+                if name not in PACKAGES or find_spec(PACKAGES[name]) is not None
+            },
+            unit="tokens/s",
         )
         for rows, tokens in SIZES
     },

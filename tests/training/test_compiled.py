@@ -107,6 +107,9 @@ def test_machine_that_can_t_compile_says_why_and_trains_without(monkeypatch: pyt
 
 def test_length_of_the_run_decides() -> None:
     assert not is_worth_compiling(CONFIG, TrainConfig())
+    assert not is_worth_compiling(CyberSLMConfig(), TrainConfig(max_steps=1000), native=True)
+    for left in ({"norm": "layer"}, {"activation": "gelu"}, {"dropout": 0.1}, {"attn_dropout": 0.1}):
+        assert is_worth_compiling(CyberSLMConfig(**left), TrainConfig(max_steps=1000), native=True)
     assert is_worth_compiling(CyberSLMConfig(), TrainConfig(max_steps=1000))
     assert not is_worth_compiling(CyberSLMConfig(), TrainConfig(max_steps=NO_LIMIT, max_time="9m"))
     assert is_worth_compiling(CyberSLMConfig(), TrainConfig(max_steps=NO_LIMIT, max_time="10m"))
