@@ -11,8 +11,8 @@ import time
 import torch
 
 from cyberslm.generation.constrain import Constraint
+from cyberslm.generation.demand import NOTHING, Demand
 from cyberslm.generation.grounding import Grounding
-from cyberslm.generation.guides import NOTHING, Demand
 from cyberslm.generation.presets import preset
 from cyberslm.recipes.use import load
 

@@ -19,8 +19,6 @@ def bytes_kept(model: CyberSLM, batch: Batch, *, bf16: bool) -> int:
     alive = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if not isinstance(tensor, torch.Tensor):  # where a tensor lay that isn't kept
-            return tensor
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             kept[storage.data_ptr()] = storage.nbytes()
@@ -28,8 +26,15 @@ def bytes_kept(model: CyberSLM, batch: Batch, *, bf16: bool) -> int:
         return tensor
 
     pack = Remade.pack
+
+    def inside(self: Remade, tensor: torch.Tensor) -> object:
+        packed = pack(self, tensor)
+        if hasattr(packed, "tensor"):
+            keep(packed.tensor)
+        return packed
+
     with (
-        patch.object(Remade, "pack", lambda self, tensor: keep(pack(self, tensor))),  # its hooks hide those here
+        patch.object(Remade, "pack", inside),  # its hooks hide those here
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16),
     ):

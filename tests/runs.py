@@ -19,7 +19,8 @@ from cyberslm.training.loss import Score
 from cyberslm.training.trackers import read_metrics
 from cyberslm.training.trainer import Plan
 
-TIMED = ("seconds", "tokens_per_second", "peak_memory")
+TIMED = ("seconds", "tokens_per_second", "peak_memory", "estimated_memory")
+"""What depends on the moment and on the process: the command line trains in less memory than a program of one's own."""
 
 
 def fingerprint(run: Path) -> dict[str, str]:

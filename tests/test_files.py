@@ -609,6 +609,48 @@ def test_those_who_publish_one_folder_at_once_end_well_or_are_told_that_it_is_bu
     assert listing(tmp_path) == ["f", "f/a.txt", "f/manifest.json", "f/training", "f/training/state.json"]
 
 
+def test_an_error_after_the_rename_leaves_another_process_s_staging_folder(tmp_path, monkeypatch):
+    """It was taken for our own, which has its name by then."""
+    files.publish(tmp_path / "f", fill_with("first"))
+
+    def interrupted(_aside, target):
+        target.with_name(".f.cyberslm-partial").mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(folders, "_settle_aside", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        files.publish(tmp_path / "f", fill_with("second"), replace=True)
+    assert (tmp_path / ".f.cyberslm-partial").is_dir()
+    assert files.verify(tmp_path / "f")["kind"] == "second"
+
+
+def test_a_folder_that_is_still_being_cleared_after_is_waited_for(tmp_path):
+    """The whole work of the second was thrown away."""
+    files.publish(tmp_path / "f", fill_with("first"))
+    with folders.locked(tmp_path / "f") as mine, ThreadPoolExecutor(1) as pool:
+        assert mine
+        second = pool.submit(files.publish, tmp_path / "f", fill_with("second"), replace=True)
+        time.sleep(0.2)
+        assert not second.done()
+        (tmp_path / "f").rename(tmp_path / "elsewhere")  # what was waited for is gone: nothing stands in the way
+        (tmp_path / "elsewhere" / "a.txt").write_text("changed")
+    second.result()
+    assert files.verify(tmp_path / "f")["kind"] == "second"
+
+
+def test_a_lock_ends_with_its_owner_though_a_child_has_the_descriptor(tmp_path):
+    with folders.locked(tmp_path) as mine:
+        assert mine
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(60)
+            os._exit(0)
+    with folders.locked(tmp_path) as mine:
+        assert mine
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
 def test_a_new_staging_folder_that_is_cleared_away_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
     real, swept = folders.locked, []
 

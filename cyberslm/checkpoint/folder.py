@@ -28,8 +28,7 @@ from cyberslm.errors import ConfigError, IntegrityError
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.model import CyberSLM
 from cyberslm.model.quantised import Precision, precision_of, set_precision
-from cyberslm.text.hf import CONFIG_FILE, JSON_FILE
-from cyberslm.text.hfjson import cuts_like_qwen2
+from cyberslm.text.hf import CONFIG_FILE
 from cyberslm.text.tokenizer import Tokenizer, load_tokenizer
 
 WEIGHTS = "model.safetensors"
@@ -114,8 +113,7 @@ def save_parts(
 
     def fill(staging: Path) -> dict[str, object]:
         write_words(staging, parts.config, parts.tokenizer, parts.extras)
-        listed = staging / JSON_FILE
-        words = listed.exists() and cuts_like_qwen2(listed.read_bytes())
+        words = parts.tokenizer.cuts_like_qwen2
         write_json(staging / "config.json", hf_config(parts.config, parts.precision, qwen2_words=words))
         write_tensors(staging / WEIGHTS, kinds, finite)
         if training is not None:

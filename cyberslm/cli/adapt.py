@@ -22,10 +22,10 @@ def finetune(
     The base is any model folder, its own weights or adapters beside them are trained, and OUT_DIR/final is a whole
     model. Goes on from the newest checkpoint if there is one.
     """
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # it saves while there is a run, and must not end the process else
     from cyberslm.training.process import prepare_for_training
 
     prepare_for_training()
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # it saves while there is a run, and must not end the process else
     from cyberslm.recipes.finetune import load_finetune
     from cyberslm.recipes.train import run_training
 

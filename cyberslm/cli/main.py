@@ -103,10 +103,10 @@ def train(
 
     Prepares the data if needed, goes on from the newest checkpoint if there is one, and writes OUT_DIR/final.
     """
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # it saves while there is a run, and must not end the process else
     from cyberslm.training.process import prepare_for_training
 
     prepare_for_training()
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # it saves while there is a run, and must not end the process else
     from cyberslm.recipes.config import load_run
     from cyberslm.recipes.train import run_training
 

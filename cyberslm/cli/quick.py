@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
@@ -33,9 +34,11 @@ def quick_imports() -> Iterator[None]:
             import torch
 
             _let_draw(torch)
-        yield
+            yield
+            gc.freeze()  # modules stay: no later search need look at them
+        else:
+            yield
     finally:
-        gc.freeze()  # modules stay: no later search need look at them
         if searching:
             gc.enable()
 
@@ -63,12 +66,33 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname == COMPILER:
             _load_all()
+        parent = sys.modules.get(fullname.rpartition(".")[0])
+        if isinstance(parent, _Name):  # a module of its own wants it first
+            parent.load_now()
+            spec = getattr(sys.modules.get(fullname), "__spec__", None)
+            if spec is not None:  # which has loaded it
+                spec.loader = _There(sys.modules[fullname], spec.loader)
+                return spec
         if fullname not in LATER:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
             spec.loader = _Later(spec.loader)
         return spec
+
+
+class _There(Loader):
+    """Gives a module that is loaded already, once, as it is."""
+
+    def __init__(self, module: ModuleType, real: Loader | None) -> None:
+        self._module, self._real = module, real
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:  # noqa: ARG002
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._real
 
 
 class _Later(Loader):
@@ -84,21 +108,35 @@ class _Later(Loader):
         pass
 
 
+_loading = threading.RLock()
+
+
 class _Name(ModuleType):
     """A module that is loaded when something is looked for in it that isn't there."""
 
     def __init__(self, name: str, loader: Loader) -> None:
         super().__init__(name)
-        self._loader = loader
+        self._later = loader
 
     def load_now(self) -> None:
-        loader = self._loader
-        self.__class__ = ModuleType  # type: ignore[assignment]
-        del self._loader
-        loader.exec_module(self)
+        """Unless it is loaded, or this thread is about it; another thread is waited for."""
+        with _loading:
+            loader = self.__dict__.pop("_later", None)
+            if loader is None:
+                return
+            self.__loader__ = loader
+            if self.__spec__ is not None:
+                self.__spec__.loader = loader
+            try:
+                loader.exec_module(self)
+            except BaseException:
+                self._later = loader
+                raise
+            self.__class__ = ModuleType  # type: ignore[assignment]
 
     def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        self.load_now()
-        return getattr(self, name)
+        if not name.startswith("__"):
+            self.load_now()
+            if type(self) is ModuleType or name in self.__dict__:
+                return getattr(self, name)
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")

@@ -14,6 +14,7 @@ import platform
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -21,6 +22,8 @@ from pathlib import Path
 
 from cyberslm.errors import ConfigError, StorageError
 
+PAUSE = 0.01
+"""Seconds between two tries for a lock."""
 TEMPORARY = re.compile(r"\.cyberslm-[0-9a-f]{16}\.tmp")
 
 
@@ -170,25 +173,30 @@ def try_lock(descriptor: int) -> bool:
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Hold the lock of a file or folder: whether it is ours, and still what has that name."""
+def locked(path: Path, *, patience: float = 0.0) -> Iterator[bool]:
+    """Hold the lock of a file or folder: whether it is ours, after so many seconds, and still what has that name."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         yield False
         return
+    mine = False
     try:
-        if wait:
-            with suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield try_lock(descriptor) and _names(path, descriptor)
+        until = time.monotonic() + patience
+        while not (mine := try_lock(descriptor)) and time.monotonic() < until:
+            time.sleep(PAUSE)
+        yield mine and is_file(path, os.fstat(descriptor))
     finally:
+        if mine:
+            with suppress(OSError):  # said so, as children that were forked meanwhile have the descriptor too
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
-def _names(path: Path, descriptor: int) -> bool:
+def is_file(path: Path, status: os.stat_result) -> bool:
+    """Whether a name is that of the file or folder of ``status``."""
     try:
-        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+        return os.path.samestat(path.lstat(), status)
     except FileNotFoundError:
         return False
 

@@ -20,10 +20,12 @@ from types import TracebackType
 from typing import Any
 
 from cyberslm.errors import BusyError, StorageError
-from cyberslm.files.atomic import TEMPORARY, is_live, locked, sha256_file, storage_errors, sync, try_lock
+from cyberslm.files.atomic import TEMPORARY, is_file, is_live, locked, sha256_file, storage_errors, sync, try_lock
 from cyberslm.files.kept import KEPT, has_kept, is_worth_keeping
 from cyberslm.files.manifest import MANIFEST, looks_published, seal
 
+PATIENCE = 60
+"""Seconds to wait for another process that clears away what it has replaced, or looks at what we have just made."""
 _BUSY = "{target} is being written by another process; wait for it or choose another name"
 
 
@@ -93,7 +95,7 @@ def sweep(parent: str | Path) -> list[Path]:
             if match and not has_kept(path) and _sweep_folder(path, path.with_name(match[1])):
                 swept.append(path)
             elif TEMPORARY.fullmatch(path.name) and path.is_file() and not path.is_symlink() and not is_live(path):
-                path.unlink()
+                path.unlink(missing_ok=True)
                 swept.append(path)
         if swept:
             sync(parent)
@@ -156,10 +158,12 @@ def _stage(target: Path, *, keep: bool) -> Iterator[tuple[Path, int]]:
     with _claimed(staging, keep=keep) as mine:
         if not mine:
             raise BusyError(_BUSY.format(target=target))
+        ours = staging.stat()
         try:
-            yield staging, stat.S_IMODE(staging.stat().st_mode)
+            yield staging, stat.S_IMODE(ours.st_mode)
         except BaseException:
-            if not (keep and is_worth_keeping(staging)):
+            # once it has its name, another process may have a folder where it was
+            if is_file(staging, ours) and not (keep and is_worth_keeping(staging)):
                 shutil.rmtree(staging, ignore_errors=True)
             raise
 
@@ -174,7 +178,7 @@ def _claimed(staging: Path, *, keep: bool) -> Iterator[bool]:
         except FileExistsError:
             yield False
             return
-        with locked(staging, wait=not kept) as mine:
+        with locked(staging, patience=0 if kept else PATIENCE) as mine:
             if mine or kept:
                 yield mine
                 return
@@ -184,8 +188,8 @@ def _claimed(staging: Path, *, keep: bool) -> Iterator[bool]:
 def _give_name(staging: Path, target: Path) -> None:
     """What has the name is set aside before, and locked until it is deleted or, after an error, put back."""
     aside = _aside(target)
-    with locked(target) if _is_published(target) else nullcontext(True) as free:
-        if not free:
+    with locked(target, patience=PATIENCE) if _is_published(target) else nullcontext(True) as free:
+        if not free and _is_published(target):
             raise BusyError(_BUSY.format(target=target))
         try:
             if _is_published(target):

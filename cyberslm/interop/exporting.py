@@ -24,9 +24,6 @@ from cyberslm.interop.gguf_out import GgufType, write_gguf
 from cyberslm.interop.modelfile import modelfile
 from cyberslm.interop.source import Source, assembled, parameter_shapes
 from cyberslm.text.hf import JSON_FILE
-from cyberslm.text.hfjson import cuts_like_qwen2
-from cyberslm.text.imported import HuggingFaceTokenizer
-from cyberslm.text.tokenizer import Tokenizer
 
 HfType = Literal["f32", "bf16", "f16"]
 PROBES = (
@@ -56,7 +53,7 @@ class Exported(NamedTuple):
 def export_hf(found: ModelFolder, target: Path, dtype: str, *, replace: bool = False) -> Exported:
     """Publish a folder that Hugging Face tools open. Raises `ConfigError` naming the setting they have no word for."""
     chosen = _chosen(dtype, get_args(HfType), "hf")
-    parts = canonical(_parts(found), qwen2_words=_qwen2_words(found.tokenizer))
+    parts = canonical(_parts(found), qwen2_words=found.tokenizer.cuts_like_qwen2)
     if (why := misfit(parts.config)) is not None:
         raise ConfigError(f"this model can't be a Hugging Face folder: {why}")
 
@@ -109,10 +106,6 @@ def _chosen(dtype: str, known: tuple[str, ...], target: str) -> str:
 def _parts(found: ModelFolder) -> ModelParts:
     weights = dict(found.model.named_parameters())
     return ModelParts(found.model.config, weights.__getitem__, found.tokenizer, found.extras)
-
-
-def _qwen2_words(tokenizer: Tokenizer) -> bool:
-    return isinstance(tokenizer, HuggingFaceTokenizer) and cuts_like_qwen2(tokenizer.model.content)
 
 
 def _about(found: ModelFolder, name: str) -> dict[str, str]:

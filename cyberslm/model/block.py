@@ -49,5 +49,5 @@ class DecoderBlock(nn.Module):
             return x + self.dropout(self.mlp(normed))
 
     def _recipe(self, norm: RMSNorm | LayerNorm, x: Tensor, normed: Tensor) -> Recipe | None:
-        """None where the whole block is made again."""
-        return None if self.recompute else norm.recipe(x, normed)
+        """None where nothing is kept, and where the whole block is made again."""
+        return None if self.recompute or not torch.is_grad_enabled() else norm.recipe(x, normed)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from cyberslm.model.native import KINDS
+from cyberslm.model.remade import Recipe
 from cyberslm.native.build import library
 
 ACTS = {"swiglu": 0, "geglu": 1}
@@ -65,10 +66,12 @@ def add_rms_norm(x: Tensor, added: Tensor, gain: Tensor, eps: float) -> tuple[Te
     return _AddRmsNorm.apply(x, added, gain, eps)
 
 
-def norm_again(x: Tensor, y: Tensor, gain: Tensor, eps: float) -> Callable[[], Tensor]:
-    """What makes ``y``, the `rms_norm` of ``x`` or of the sum ``x``, again."""
-    x, gain, dtype = x.detach(), gain.detach(), y.dtype
-    return lambda: torch.ops.cyberslm.rms_norm(x, gain, eps, dtype)[0]
+def norm_again(x: Tensor, y: Tensor, gain: Tensor, eps: float) -> Recipe | None:
+    """What makes ``y``, the `rms_norm` of ``x`` or of the sum ``x``, again; None where ``x`` isn't kept anyway."""
+    if not (x.requires_grad or gain.requires_grad):
+        return None
+    dtype = y.dtype
+    return Recipe(lambda x, gain: torch.ops.cyberslm.rms_norm(x, gain, eps, dtype)[0], (x.detach(), gain.detach()))
 
 
 def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
@@ -76,10 +79,12 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     return _GatedProduct.apply(gate, up, ACTS[activation])
 
 
-def gated_again(gate: Tensor, up: Tensor, activation: str) -> Callable[[], Tensor]:
-    """What makes their `gated` again."""
-    gate, up = gate.detach(), up.detach()
-    return lambda: torch.ops.cyberslm.gated(gate, up, ACTS[activation])
+def gated_again(gate: Tensor, up: Tensor, activation: str) -> Recipe | None:
+    """What makes their `gated` again; None where they aren't kept anyway."""
+    if not (gate.requires_grad or up.requires_grad):
+        return None
+    act = ACTS[activation]
+    return Recipe(lambda gate, up: torch.ops.cyberslm.gated(gate, up, act), (gate.detach(), up.detach()))
 
 
 def turn(x_BHTE: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:

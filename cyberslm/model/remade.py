@@ -16,7 +16,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-Recipe = Callable[[], Tensor]
+
+class Recipe(NamedTuple):
+    """What makes a value again, whole and contiguous, and of what: tensors that are kept anyway, detached."""
+
+    make: Callable[..., Tensor]
+    sources: tuple[Tensor, ...]
 
 
 def not_kept(value: Tensor, recipe: Recipe | None) -> AbstractContextManager[object]:
@@ -26,8 +31,17 @@ def not_kept(value: Tensor, recipe: Recipe | None) -> AbstractContextManager[obj
     """
     if recipe is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return nullcontext()
+    if not value.is_contiguous() or value.storage_offset():
+        return nullcontext()
     remade = Remade(value, recipe)
     return saved_tensors_hooks(remade.pack, remade.unpack)
+
+
+class _Kept(NamedTuple):
+    """A tensor that is none of the value's, without what made it (or an operator's own result would keep itself)."""
+
+    tensor: Tensor
+    version: int
 
 
 class _View(NamedTuple):
@@ -42,24 +56,33 @@ class Remade:
     """One value, its views that operators wanted kept, and the value itself while they are asked for."""
 
     def __init__(self, value: Tensor, recipe: Recipe) -> None:
-        self._memory, self._recipe = value.untyped_storage().data_ptr(), recipe
+        self._memory = value.untyped_storage().data_ptr()
+        self._make, self._sources = recipe.make, [_Kept(each, each._version) for each in recipe.sources]
         self._value: Tensor | None = None
         self._views = self._left = 0
 
-    def pack(self, kept: Tensor) -> Tensor | _View:
-        if kept.untyped_storage().data_ptr() != self._memory:
-            return kept
+    def pack(self, tensor: Tensor) -> _Kept | _View:
+        if tensor.untyped_storage().data_ptr() != self._memory:
+            return _Kept(tensor.detach(), tensor._version)
         self._views += 1
-        return _View(kept.shape, kept.stride(), kept.storage_offset())
+        return _View(tensor.shape, tensor.stride(), tensor.storage_offset())
 
-    def unpack(self, packed: Tensor | _View) -> Tensor:
-        if isinstance(packed, Tensor):
-            return packed
+    def unpack(self, packed: _Kept | _View) -> Tensor:
+        if isinstance(packed, _Kept):
+            return _as_it_was(packed)
         if self._value is None:
             with torch.no_grad():
-                self._value, self._left = self._recipe(), self._views
+                self._value, self._left = self._make(*map(_as_it_was, self._sources)), self._views
         view = self._value.as_strided(*packed)
         self._left -= 1
         if not self._left:
             self._value = None
         return view
+
+
+def _as_it_was(kept: _Kept) -> Tensor:
+    """The tensor; autograd's own error, which hooks take away, where it was changed since."""
+    if kept.tensor._version != kept.version:
+        shape = list(kept.tensor.shape)
+        raise RuntimeError(f"a tensor {shape} that the backward pass needs was modified by an inplace operation")
+    return kept.tensor

@@ -102,13 +102,14 @@ def adapted_activation_bytes(  # noqa: PLR0913
     heads = sum(ends[name][1] for name in _INTO_ATTENTION) + ends["o_proj"][0]
     gated, shared_norms = config.activation in GATED, native and config.norm == "rms"
     copies, remade = bf16 and not shared_norms, native and not compiled
+    first = 0  # what the first block keeps besides: the norm of an input that isn't kept itself
     if lora.dropout:
         inputs = 2 * sum(ends[name][0] for name in lora.targets)  # what is left of them, and which those are
     else:
         shared = [sum(name in lora.targets for name in group) for group in (_INTO_ATTENTION, _INTO_GATE)]
         inputs = sum(shared if copies else map(bool, shared)) * config.hidden_dim
         if remade and shared_norms:
-            inputs = 0
+            inputs, first = 0, config.hidden_dim if set(_INTO_ATTENTION) & set(lora.targets) else 0
         inputs += config.ffn_hidden_dim if "down_proj" in lora.targets and not (remade and gated) else 0
     normed = ends["q_proj"][1] + ends["k_proj"][1] if config.qk_norm else 0
     products = heads + ((2 if native else 3) if gated else 1) * config.ffn_hidden_dim + inputs
@@ -116,7 +117,7 @@ def adapted_activation_bytes(  # noqa: PLR0913
     norm = config.hidden_dim + (1 if config.norm == "rms" else 2)
     norms = 2 * norm + (config.num_heads + config.kv_heads if config.qk_norm else 0) + (0 if native else normed)
     full = config.num_layers * (norms + config.num_heads)  # with the last norm, without the first
-    per_token = 4 * full + (2 if bf16 else 4) * (config.num_layers * products + config.hidden_dim)
+    per_token = 4 * full + (2 if bf16 else 4) * (config.num_layers * products + first + config.hidden_dim)
     tables = 8 * config.key_size
     return batch * tokens * per_token + tokens * tables + (adapted_cast_bytes(config, lora) if bf16 else 0)
 

@@ -1,8 +1,8 @@
 // Memory for torch's tensors in ordinary blocks of the C library, aligned by hand.
 //
 // torch asks for aligned blocks, and glibc looks for a gap that is larger than such a block by the alignment: the gap
-// that one of the same size has left never fits. Blocks that are a little larger and aligned inside do fit, so that a
-// step finds its blocks where the one before had them.
+// that one of the same size has left often doesn't fit. Blocks that are a little larger and aligned inside do, so that
+// a step finds its blocks where the one before had them.
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>

@@ -192,7 +192,7 @@ void all_dots(const Matrix& m, int64_t first, int64_t last, const Rows& x, int64
 template <int W>
 inline void put_lanes(const Matrix& m, int64_t row, int64_t b, typename Wide<W>::Vector total, const Out& out) {
     total = total * scale_of(m, row) + bias_of(m, row);
-    if (out.rows.stride == 1) {  // side by side, with room for whole vectors
+    if (out.rows.stride == 1 && out.rows.step > 1) {  // side by side, with room for whole vectors
         float* const cells = out.rows.at + row * out.rows.step + b;
         if (out.add) total += load<typename Wide<W>::Vector>(cells);
         std::memcpy(cells, &total, sizeof total);

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from cyberslm.errors import ConfigError, TokenizerError
 from cyberslm.text import hf
 from cyberslm.text.basics import checked_id, id_dtype, read_file, save_files
 from cyberslm.text.codec import Spelling, StreamDecoder, mend
-from cyberslm.text.hfjson import MAX_JSON_BYTES, ImportedModel, read_json, with_bos_rule
+from cyberslm.text.hfjson import MAX_JSON_BYTES, ImportedModel, cuts_like_qwen2, read_json, with_bos_rule
 
 _MAX_SETTINGS_BYTES = 4 << 20
 
@@ -59,6 +60,11 @@ class HuggingFaceTokenizer:
             return cls(read_json(content, _settings(path.parent)), add_bos=add_bos, lossless=lossless)
         except TokenizerError as error:
             raise TokenizerError(f"{path}: {error}") from error
+
+    @cached_property
+    def cuts_like_qwen2(self) -> bool:
+        """Whether it cuts text into words as Qwen2's does."""
+        return cuts_like_qwen2(self.model.content)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text, ``<bos>`` first when the tokenizer adds it; lone surrogates count as U+FFFD."""

@@ -59,6 +59,7 @@ class SentencePieceTokenizer:
         self.spelling = Spelling(exact, b" " if read.dummy_prefix else b"", self.bos_id)
         self._bytes = [_piece_bytes(piece) for piece in read.pieces]
         self._joined = _joined(read.pieces)
+        self._twin: dict[str, str] | None = None
         self._part_chars = _part_chars(read)
         self._symbols = _symbols(read.pieces) if exact and read.kind == proto.UNIGRAM else {}
         longest_first = sorted(self._symbols, key=len, reverse=True)
@@ -82,6 +83,10 @@ class SentencePieceTokenizer:
             return cls(model, add_bos=add_bos, lossless=lossless)
         except TokenizerError as error:
             raise TokenizerError(f"{path}: {error}") from error
+
+    @property
+    def cuts_like_qwen2(self) -> bool:
+        return False
 
     @property
     def model(self) -> proto.SentencePieceModel:
@@ -126,8 +131,10 @@ class SentencePieceTokenizer:
         save_files(folder, {hf.MODEL_FILE: self.content, **twin})
 
     def twin_files(self) -> dict[str, str]:
-        """The Hugging Face files of this tokenizer, name to text."""
-        return hf.twin_files(self._read, add_bos=self.add_bos)
+        """The Hugging Face files of this tokenizer, name to text; worked out once, as each checkpoint holds them."""
+        if self._twin is None:
+            self._twin = hf.twin_files(self._read, add_bos=self.add_bos)
+        return self._twin
 
     def _encode(self, texts: Sequence[str], first: list[int], last: list[int], *, num_threads: int) -> list[np.ndarray]:
         """Arrays, as lists of ids would be made one number after the other while all threads but one wait."""

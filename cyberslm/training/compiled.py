@@ -27,7 +27,7 @@ WORTH_OPERATIONS, WORTH_SECONDS = 2e14, 600
 def is_worth_compiling(config: CyberSLMConfig, train: TrainConfig, *, native: bool = False) -> bool:
     """Whether the run is long enough, and the library in C++ (``native``) leaves the compiler something to fuse.
 
-    A function of settings alone, so that each start decides alike.
+    A function of settings and of whether there is the library, so that each start on one machine decides alike.
     """
     if native and config.norm == "rms" and config.activation in GATED and not (config.dropout or config.attn_dropout):
         return False

@@ -1,7 +1,7 @@
 """Settings of the whole process that make training on a CPU faster.
 
-They are choices for a process that exists to train: the command line makes them, before torch is loaded; an import
-never does. What the user has set in the environment stays.
+They are choices for a process that exists to train: the command line makes them before it loads anything else; an
+import never does. What the user has set in the environment stays.
 
 By default glibc returns large blocks to the system when they are freed, and the next step pays for fresh zeroed pages
 of 4 KiB each. Kept blocks spare that, and pages of 2 MiB make what is left cheap. They are asked for where the heap
@@ -38,7 +38,7 @@ def prepare_for_training(*, make: bool = True) -> None:
         ask_for_huge_pages(_memory() // 2)
     if "TORCHINDUCTOR_CACHE_DIR" not in os.environ and (folder := _own_cache()) is not None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
-    with suppress(CyberSLMError):  # without a compiler as ever
+    with suppress(CyberSLMError, OSError, RuntimeError):  # without a compiler, or a folder to keep it in, as ever
         take_heap(make=make)
 
 

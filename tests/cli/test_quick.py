@@ -40,6 +40,31 @@ print(torch.rand(1, generator=torch.Generator().manual_seed(0)).item() < 1, hasa
     )
 
 
+def test_a_module_inside_is_found_and_is_one() -> None:
+    """It was in the middle of its own loading."""
+    code = """
+with quick.quick_imports():
+    import torch
+import torch.distributions.normal as inside
+import torch.export.unflatten
+same = inside.Normal is torch.distributions.Normal
+print(inside is torch.distributions.normal, same, inside.__spec__.name)
+print(sorted(names()))
+"""
+    assert said(code) == "True True torch.distributions.normal\n['torch._meta_registrations']\n"
+
+
+def test_threads_that_look_at_once_all_find_it() -> None:
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+with quick.quick_imports():
+    import torch
+with ThreadPoolExecutor(8) as pool:
+    print(len({id(found) for found in pool.map(lambda _: torch.distributions.Normal, range(8))}))
+"""
+    assert said(code) == "1\n"
+
+
 def test_all_is_there_when_the_compiler_is_loaded() -> None:
     code = """
 with quick.quick_imports():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from contextlib import nullcontext
 from dataclasses import replace
 from unittest.mock import patch
@@ -14,7 +16,7 @@ from cyberslm.data.loader import Batch
 from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.lora import LoraConfig, add_adapters
 from cyberslm.model.model import CyberSLM
-from cyberslm.model.remade import Remade, not_kept
+from cyberslm.model.remade import Recipe, Remade, not_kept
 from cyberslm.training.loss import next_token_loss
 from cyberslm.training.sharing import recompute_blocks
 
@@ -87,7 +89,7 @@ def test_what_is_not_the_value_is_kept_as_it_is() -> None:
         made.append(1)
         return value.clone()
 
-    with not_kept(value, recipe):
+    with not_kept(value, Recipe(recipe, ())):
         result = (value @ weight).sum() + (value[1:] @ weight).sum() + (other @ weight).sum()
     assert not made
     result.backward()
@@ -97,7 +99,8 @@ def test_what_is_not_the_value_is_kept_as_it_is() -> None:
 
 
 def test_the_value_is_let_go_when_all_that_asked_have_it() -> None:
-    remade = Remade(value := torch.ones(2), value.clone)
+    value = torch.ones(2)
+    remade = Remade(value, Recipe(torch.clone, (value,)))
     first, second = remade.pack(value), remade.pack(value[1:])
     remade.unpack(first)
     assert remade._value is not None
@@ -108,8 +111,9 @@ def test_the_value_is_let_go_when_all_that_asked_have_it() -> None:
 def test_without_gradients_and_without_a_recipe_nothing_is_hooked() -> None:
     value = torch.ones(2)
     with torch.no_grad():
-        assert isinstance(not_kept(value, value.clone), nullcontext)
-    assert isinstance(not_kept(value, None), nullcontext)
+        assert isinstance(not_kept(value, Recipe(torch.clone, (value,))), nullcontext)
+    for each, recipe in ((value, None), (value[1:], Recipe(torch.clone, (value[1:],)))):
+        assert isinstance(not_kept(each, recipe), nullcontext)
 
 
 @pytest.mark.parametrize("lora", [False, True])
@@ -130,3 +134,47 @@ def test_whole_blocks_that_are_made_again_keep_only_what_goes_in() -> None:
     with patch.object(Remade, "__init__", side_effect=AssertionError):
         again = gradients(model, bf16=False)
     assert all(map(torch.equal, again, right))
+
+
+@pytest.mark.parametrize("name", ["down_proj.weight", "input_layernorm.weight", "q_proj.weight"])
+def test_what_was_changed_in_place_is_an_error_as_without_hooks(name: str) -> None:
+    """Gradients were wrong in silence."""
+    model = network()
+    loss = next_token_loss(model, BATCH).objective
+    with torch.no_grad():
+        next(p for each, p in model.named_parameters() if each.endswith(name)).mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "relu2"])
+def test_a_graph_without_a_backward_pass_is_let_go(activation: str) -> None:
+    """Results that their own operators keep held themselves for good."""
+    model = network(activation=activation, num_layers=1)
+    gone = []
+    keep = Remade.pack
+
+    def pack(self: Remade, tensor: torch.Tensor) -> object:
+        packed = keep(self, tensor)
+        gone.append(weakref.ref(self))
+        return packed
+
+    with patch.object(Remade, "pack", pack):
+        loss = next_token_loss(model, BATCH).objective
+    assert gone
+    assert all(each() is not None for each in gone)
+    del loss
+    gc.collect()
+    assert all(each() is None for each in gone)
+
+
+def test_over_a_frozen_base_nothing_is_held_that_would_not_be() -> None:
+    """In the first block the recipe kept what nothing else did."""
+    model = CyberSLM(SMALL, seed=1)
+    add_adapters(model, LoraConfig(rank=2, targets=("down_proj",)), seed=3)
+    model.use_native()
+    seen = []
+    with patch("cyberslm.model.block.not_kept", lambda _value, recipe: seen.append(recipe) or nullcontext()):
+        next_token_loss(model.train(), BATCH)
+    assert seen[:2] == [None, None]
+    assert seen[2] is not None

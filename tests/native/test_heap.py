@@ -42,20 +42,19 @@ print(copy.deepcopy(kept[5]).tolist() == kept[5].tolist())
 
 
 def test_a_block_goes_where_one_of_its_size_was() -> None:
-    """torch's own blocks never did: glibc wants room for the alignment besides."""
+    """Of torch's own all did or none, by where the heap happened to begin: glibc wants room to align besides."""
     code = """
-taken = take_heap() if {taken} else False
-size = 3 << 20
+take_heap()
 walls, blocks = [], []
-for _ in range(50):  # gaps with walls between
-    blocks.append(torch.empty(size, dtype=torch.uint8))
-    walls.append(torch.empty(1 << 10, dtype=torch.uint8))
-gaps = {{t.data_ptr() for t in blocks}}
+for _ in range(30):  # gaps of 3 MiB with walls of 1 between
+    blocks.append(torch.empty(3 << 20, dtype=torch.uint8))
+    walls.append(torch.empty(1 << 20, dtype=torch.uint8))
+gaps = {t.data_ptr() for t in blocks}
 del blocks
-again = [torch.empty(size, dtype=torch.uint8) for _ in range(50)]
+again = [torch.empty(3 << 20, dtype=torch.uint8) for _ in range(30)]
 print(sum(t.data_ptr() in gaps for t in again))
 """
-    assert said(code.format(taken=True)) == ["50"]
+    assert int(said(code)[0]) >= 28
 
 
 def test_memory_that_is_not_there_is_said_with_its_size() -> None:
@@ -77,6 +76,7 @@ prepare_for_training({make})
 print(is_taken(), torch.ones(3).sum().item())
 """
     assert said(code.format(make=""), CXX=str(tmp_path / "none")) == ["False", "3.0"]
+    assert said(code.format(make=""), CYBERSLM_CACHE="/dev/null/none") == ["False", "3.0"]
     assert said(code.format(make="make=False"), CYBERSLM_CACHE=str(tmp_path)) == ["False", "3.0"]
     assert not list(tmp_path.iterdir())
     assert said(code.format(make=""), CYBERSLM_CACHE=str(tmp_path)) == ["True", "3.0"]
