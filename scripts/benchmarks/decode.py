@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness import Figures, Group, main, material, peak_mib, seconds
+from peers import dual_attention
 
 SHAPES: dict[str, dict[str, Any]] = {
     "33.5 M": {},
@@ -147,24 +148,8 @@ _LOG: list[Any] = []  # what C code calls has to stay alive
 def reference(shape: str, dtype: str) -> Made:
     """dual-attention keeps no cache: each step is a pass over everything."""
     import torch
-    from dual_attention.language_models import TransformerLM
 
-    config = network(shape).config
-    model = TransformerLM(
-        vocab_size=config.vocab_size,
-        d_model=config.hidden_dim,
-        n_layers=config.num_layers,
-        n_heads=config.num_heads,
-        dff=config.ffn_hidden_dim,
-        dropout_rate=0.0,
-        activation="swiglu",
-        norm_first=True,
-        max_block_size=CONTEXT,
-        norm_type="rmsnorm",
-        bias=False,
-        pos_enc_type="RoPE",
-    )
-    model = model.to(getattr(torch, dtype)).eval()
+    model = dual_attention(network(shape).config).to(getattr(torch, dtype)).eval()
 
     def start(ids: Any) -> tuple[Any, Step]:
         held = ids

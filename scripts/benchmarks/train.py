@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 from harness import Figures, Group, main, peak_mib, seconds
+from peers import dual_attention
 
 SIZES = ((8, 512), (4, 1024))
 
@@ -108,9 +109,10 @@ def litgpt(rows: int, tokens: int) -> tuple[Callable, list]:
 
 def reference(rows: int, tokens: int) -> tuple[Callable, list]:
     import torch
-    from dual_attention.language_models import TransformerLM
 
-    model = TransformerLM(32000, 384, 12, 6, 1024, 0.0, "swiglu", True, 2048, "rmsnorm", False, "RoPE").train()
+    from cyberslm.model.config import CyberSLMConfig
+
+    model = dual_attention(CyberSLMConfig()).train()
     ids, targets = token_rows(rows, tokens)
 
     def loss() -> torch.Tensor:
