@@ -5,12 +5,12 @@ The same property runs on few cases here and on thousands with ``-m slow``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from networks import VOCABULARY, variants, weighted
 
@@ -35,14 +35,14 @@ class Guest(NamedTuple):
 def guests(draw: st.DrawFn) -> list[Guest]:
     ids = st.integers(0, VOCABULARY - 1)
     found = []
-    for seed in range(draw(st.integers(1, 4))):
+    for number in range(draw(st.integers(1, 4))):
         drawn = draw(st.booleans())
         params = SamplingParams(
             max_new_tokens=draw(st.integers(1, 5)),
             temperature=1.0 if drawn else 0.0,
             top_k=draw(st.sampled_from([0, 5])),
             repetition_penalty=draw(st.sampled_from([1.0, 1.3])),
-            seed=seed,
+            seed=number,
             n=draw(st.sampled_from([1, 1, 2])) if drawn else 1,
         )
         found.append(Guest(draw(st.lists(ids, min_size=1, max_size=9)), draw(st.integers(0, 3)), params))
@@ -77,13 +77,12 @@ def agree(model: CyberSLM, prompt: Sequence[int], one: Sequence[int], other: Seq
     return len(one) == len(other)
 
 
-@given(config=variants(), parties=guests(), chunk=st.integers(1, 10), seed=st.integers(0, 999), exact=st.booleans())
 def every_way_says_the_same(
-    config: CyberSLMConfig, parties: list[Guest], chunk: int, seed: int, *, exact: bool
+    config: CyberSLMConfig, parties: list[Guest], chunk: int, number: int, *, exact: bool
 ) -> None:
     """In fp32 greedy ids where the margin is clear; in fp64, where rounding decides nothing, drawn ones too."""
     with torch.no_grad():
-        model = weighted(config, seed).to(torch.float64 if exact else torch.float32)
+        model = weighted(config, number).to(torch.float64 if exact else torch.float32)
         together = in_company(model, parties, chunk=chunk)
         for row, party in enumerate(parties):
             alone = in_company(model, [party._replace(after=0)], chunk=100)
@@ -136,19 +135,9 @@ def controls(draw: st.DrawFn) -> SamplingParams:
     )
 
 
-@given(
-    config=variants(),
-    parties=st.lists(
-        st.tuples(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=30), st.integers(0, 3), controls()),
-        min_size=1,
-        max_size=4,
-    ),
-    chunk=st.integers(1, 40),
-    seed=st.integers(0, 999),
-)
-def every_answer_keeps_to_its_settings(config: CyberSLMConfig, parties: list, chunk: int, seed: int) -> None:
+def every_answer_keeps_to_its_settings(config: CyberSLMConfig, parties: list, chunk: int, number: int) -> None:
     """All controls in one batch, with contexts that slide: each answer as alone, in fp64, and within its own rules."""
-    model = weighted(config, seed).double()
+    model = weighted(config, number).double()
     guests = [Guest(*party) for party in parties]
     together = in_company(model, guests, chunk=chunk)
     for row, (prompt, _, params) in enumerate(guests):
@@ -170,18 +159,42 @@ def every_answer_keeps_to_its_settings(config: CyberSLMConfig, parties: list, ch
                 assert not set(made) & set(grams[: max(0, len(prompt) - n + 1)])
 
 
-@pytest.mark.parametrize("examples", [40, pytest.param(4_000, marks=pytest.mark.slow)])
-def test_every_answer_keeps_to_its_settings(examples: int) -> None:
-    quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
-    settings(max_examples=examples, derandomize=examples == 40, deadline=None, suppress_health_check=quiet)(
-        every_answer_keeps_to_its_settings
-    )()
+ALL_WAYS = given(
+    config=variants(), parties=guests(), chunk=st.integers(1, 10), number=st.integers(0, 999), exact=st.booleans()
+)
+ALL_CONTROLS = given(
+    config=variants(),
+    parties=st.lists(
+        st.tuples(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=30), st.integers(0, 3), controls()),
+        min_size=1,
+        max_size=4,
+    ),
+    chunk=st.integers(1, 40),
+    number=st.integers(0, 999),
+)
 
 
-@pytest.mark.parametrize("examples", [300, pytest.param(20_000, marks=pytest.mark.slow)])
-def test_every_way_says_the_same(examples: int) -> None:
+def parts(few: int, many: int, each: int = 500) -> list:
+    """``few`` cases that never change for every run, and ``many`` others in tests that ``-m slow`` can spread out."""
+    return [(few, None), *(pytest.param((each, part), marks=pytest.mark.slow) for part in range(many // each))]
+
+
+def check(property_: Callable[[], None], part: tuple[int, int | None]) -> None:
+    """That many examples; the same ones at each run, and others in each part."""
+    examples, number = part
     quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
-    few = examples == 300
-    settings(max_examples=examples, derandomize=few, deadline=None, suppress_health_check=quiet)(
-        every_way_says_the_same
-    )()
+    if number is not None:
+        property_ = seed(number)(property_)
+    settings(
+        max_examples=examples, derandomize=number is None, database=None, deadline=None, suppress_health_check=quiet
+    )(property_)()
+
+
+@pytest.mark.parametrize("part", parts(40, 4_000))
+def test_every_answer_keeps_to_its_settings(part: tuple[int, int | None]) -> None:
+    check(ALL_CONTROLS(every_answer_keeps_to_its_settings), part)
+
+
+@pytest.mark.parametrize("part", parts(300, 20_000))
+def test_every_way_says_the_same(part: tuple[int, int | None]) -> None:
+    check(ALL_WAYS(every_way_says_the_same), part)
