@@ -89,8 +89,8 @@ class Scored:
     def figures(self) -> dict[str, Any]:
         """For ``--json``."""
         found = self.done.figures() | {
-            "bits_per_byte": self.bits / max(1, self.num_bytes),
-            "bits_per_token": self.bits / max(1, self.num_tokens),
+            "bits_per_byte": self.bits / self.num_bytes if self.num_bytes else None,
+            "bits_per_token": self.bits / self.num_tokens if self.num_tokens else None,
             "threshold": self.threshold,
         }
         if self.baseline_records is not None:
@@ -99,8 +99,10 @@ class Scored:
 
     def lines(self, out: Path) -> Iterator[str]:
         """For people."""
-        per_byte, per_token = self.bits / max(1, self.num_bytes), self.bits / max(1, self.num_tokens)
-        yield f"{per_byte:.4f} bits per byte, {per_token:.3f} per token"
+        if self.num_bytes and self.num_tokens:
+            yield f"{self.bits / self.num_bytes:.4f} bits per byte, {self.bits / self.num_tokens:.3f} per token"
+        else:
+            yield "no text to score, so no bits per byte"
         if self.threshold is not None:
             words = f"threshold: {self.settings.by} above {self.threshold:.6g}"
             if self.settings.fpr is not None:

@@ -235,6 +235,8 @@ def test_an_input_without_records_gives_an_empty_result(run: Run, tmp_path: Path
     summary = run("out.jsonl", source=RecordFile(path=tmp_path / "empty.log"))
     assert (tmp_path / "out.jsonl").read_bytes() == b""
     assert summary.figures()["records"] == 0
+    assert summary.figures()["bits_per_byte"] is None
+    assert next(summary.lines(tmp_path)) == "no text to score, so no bits per byte"  # it said 0.0000, the best there is
 
 
 def test_batch_size_changes_nothing_but_rounding(run: Run, tmp_path: Path) -> None:
