@@ -39,7 +39,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: 
     if not dropout and _has_own(q, sight):
         mixed = causal_attention(q, k, v, scale, window=sight.window, runs=sight.runs)
     else:
-        plain = sight.causal and sight.window is None
+        plain = sight.causal and sight.window is None and sight.allowed is None
         mixed = F.scaled_dot_product_attention(
             q,
             k,
@@ -62,7 +62,7 @@ def native(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout:
 
 
 def _has_own(q: Tensor, sight: Sight) -> bool:
-    if q.device.type != "cpu" or not (sight.causal or sight.runs is not None):
+    if q.device.type != "cpu" or sight.allowed is not None or not (sight.causal or sight.runs is not None):
         return False
     cut = sight.runs is not None or sight.window is not None
     return cut or (q.dtype == torch.bfloat16 and q.shape[2] >= SHORTEST)
@@ -71,7 +71,7 @@ def _has_own(q: Tensor, sight: Sight) -> bool:
 def _looks_broken(mixed: Tensor) -> bool:
     if mixed.device.type != "cpu" or torch.compiler.is_compiling():
         return False
-    return not math.isfinite(mixed.detach().sum(dtype=torch.float32).item())
+    return not math.isfinite(mixed.detach().sum().item())
 
 
 def explicit(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, dropout: float) -> Tensor:

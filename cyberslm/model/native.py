@@ -18,6 +18,8 @@ from torch import Tensor
 from cyberslm.model.sight import Sight, cuts_of
 from cyberslm.native.build import library
 
+FEWEST = 32
+"""New tokens from which what they look at is worth being laid out anew."""
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 
 _Pointer, _Int = ctypes.c_void_p, ctypes.c_int64
@@ -27,7 +29,7 @@ class _Heads(ctypes.Structure):
     _fields_ = [("at", _Pointer), ("row", _Int), ("head", _Int), ("token", _Int)]
 
 
-_SIZES = ("count", "tokens", "heads", "kv_heads", "key_size", "head_size", "window", "kind", "threads")
+_SIZES = ("count", "tokens", "heads", "kv_heads", "key_size", "head_size", "window", "kind", "threads", "past")
 
 
 class _Attention(ctypes.Structure):
@@ -43,16 +45,21 @@ def takes(q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, sight: Sight) -> bool:
     """Whether `native_attention` is for these."""
     if q_BHTE.device.type != "cpu" or not (sight.causal or sight.runs is not None):
         return False
-    own = q_BHTE.shape[2] == k_BKTE.shape[2] == v_BKTE.shape[2]
-    return own and q_BHTE.dtype in KINDS and q_BHTE.dtype == k_BKTE.dtype == v_BKTE.dtype
+    new, held = q_BHTE.shape[2], k_BKTE.shape[2]
+    own = new == held or (sight.runs is None and FEWEST <= new < held and not torch.is_grad_enabled())
+    return own and held == v_BKTE.shape[2] and q_BHTE.dtype in KINDS and q_BHTE.dtype == k_BKTE.dtype == v_BKTE.dtype
 
 
 def native_attention(q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, sight: Sight, scale: float) -> Tensor:
     """Each query sees the keys up to its own, within the window and run of ``sight``: ``(B, H, T, Ev)``.
 
-    Columns in no run get zeros. Raises `BuildError` where the library can't be made.
+    Queries are of the last keys' tokens, in training of all. Columns in no run get zeros. Raises `BuildError` where the
+    library can't be made.
     """
-    return _Native.apply(q_BHTE, k_BKTE, v_BKTE, _How(scale, sight.window, sight.runs))
+    how = _How(scale, sight.window, sight.runs)
+    if not torch.is_grad_enabled() and not torch.compiler.is_compiling():  # neither has to hear of it
+        return _forward(q_BHTE, k_BKTE, v_BKTE, *how)[0]
+    return _Native.apply(q_BHTE, k_BKTE, v_BKTE, how)
 
 
 class _How(NamedTuple):
@@ -103,9 +110,10 @@ def _call(function: Any, how: _How, lse: Tensor, **tensors: Tensor) -> None:
     batch, heads, tokens, width = q.shape
     runs = torch.tensor([(row, 0, tokens) for row in range(batch)]) if how.runs is None else cuts_of(how.runs)
     sizes = len(runs), tokens, heads, k.shape[1], width, v.shape[3], how.window or 0, KINDS[q.dtype]
+    past = k.shape[2] - tokens
     what = _Attention(
         **{name: _Heads(t.data_ptr(), *t.stride()[:3]) for name, t in tensors.items()},
-        **dict(zip(_SIZES, (*sizes, torch.get_num_threads()), strict=True)),
+        **dict(zip(_SIZES, (*sizes, torch.get_num_threads(), past), strict=True)),
         lse=lse.data_ptr(),
         runs=runs.data_ptr(),
         scale=how.scale,

@@ -26,9 +26,9 @@ class Sight(NamedTuple):
     """What the queries of one forward pass may look at; without any of these, at every key."""
 
     causal: bool = False
-    """The queries are the keys' own tokens, and each sees those up to itself, within ``window``."""
+    """The queries are of all or the last of the keys' tokens; each sees those up to itself, within ``window``."""
     allowed: Tensor | None = None
-    """Boolean ``(B or 1, H or 1, T, S)``."""
+    """Boolean ``(B or 1, H or 1, T, S)``; with ``causal``, the same said pair by pair."""
     runs: Tensor | None = None
     """Each run, as `find_runs` numbers them, sees itself, causally and within ``window``."""
     window: int | None = None
@@ -179,4 +179,5 @@ def in_order(past: int, new: int, window: int | None, device: torch.device) -> S
     if past == 0:
         return Sight(causal=True, window=None if window is None or window >= new else window)
     places = torch.arange(skip, past + new, device=device).unsqueeze(0)
-    return Sight(allowed=visible(places[:, past - skip :], places, window=window), skip=skip)
+    allowed = visible(places[:, past - skip :], places, window=window)
+    return Sight(causal=True, allowed=allowed, window=window, skip=skip)

@@ -11,9 +11,10 @@
 // else one number in fp32. Sums, softmax and what gradients are summed in are fp32. A row may be cut into runs that don't
 // see each other. Each result is made by one thread, so that it doesn't depend on how many there are.
 
+#include <memory>
 #include <vector>
 
-#include "cells.h"
+#include "products.h"
 
 extern "C" {
 
@@ -27,6 +28,7 @@ struct Attention {
     float* lse;           // (B, H, T), the log of each query's sum of exponentials
     const int64_t* runs;  // (count, 3): row, first token, token after the last
     int64_t count, tokens, heads, kv_heads, key_size, head_size, window, kind, threads;  // window 0: none
+    int64_t past;  // keys before those of the queries' own tokens; forward only, and with whole rows as runs
     double scale;
 };
 }
@@ -205,8 +207,8 @@ struct Keys {
     int64_t room, key_words, key_rows, value_words, value_rows;
     Words keys, key_columns, values, value_columns;
 
-    Keys(const Attention& a, const Run& run, int64_t head, bool backward)
-        : room(padded(run.count, DEPTH)),
+    Keys(const Attention& a, Run run, int64_t head, bool backward)
+        : room(padded(run.count + a.past, DEPTH)),
           key_words(words<Word>(a.key_size)),
           key_rows(padded(a.key_size)),
           value_words(words<Word>(a.head_size)),
@@ -215,6 +217,7 @@ struct Keys {
           key_columns(backward ? room / Word::unit * key_rows : 0),
           values(backward ? room * value_words : 0),
           value_columns(backward ? 0 : room / Word::unit * value_rows) {
+        run.count += a.past;
         const auto k = vectors<Word, Cell>(a.k, run, head, a.key_size), v = vectors<Word, Cell>(a.v, run, head, a.head_size);
         k.along(0, room, keys.data(), key_words);
         if (backward) v.along(0, room, values.data(), value_words);
@@ -238,10 +241,10 @@ struct Keys {
     }
 };
 
-// The blocks of keys that queries [query, query + SIDE) look among, as f(first key, rows, whether any is hidden).
+// The blocks of keys that the queries of keys [query, query + SIDE) look among, as f(first key, rows, whether any is hidden).
 template <class F>
 inline void each_block(const Attention& a, const Run& run, int64_t query, F f) {
-    const int64_t last = std::min(query + SIDE, run.count);
+    const int64_t last = std::min(query + SIDE, run.count + a.past);
     const int64_t start = a.window ? std::max<int64_t>(0, query - a.window + 1) : 0;
     for (int64_t key = start / DEPTH * DEPTH; key < last; key += DEPTH) {
         const int64_t rows = padded(std::min<int64_t>(DEPTH, last - key), TALL);
@@ -292,8 +295,8 @@ struct Forward {
         to_lanes(vectors<Word, Cell>(a.q, run, head, a.key_size), query, line, queries);
         Floats largest[2] = {splat(-1e30f), splat(-1e30f)}, total[2] = {};
         bool begun = false;
-        each_block(a, run, query, [&](int64_t key, int64_t rows, bool some_hidden) {
-            make_scores(a, keys, queries, query, key, rows, some_hidden, scores.data());
+        each_block(a, run, query + a.past, [&](int64_t key, int64_t rows, bool some_hidden) {
+            make_scores(a, keys, queries, query + a.past, key, rows, some_hidden, scores.data());
             soften(rows, largest, total, begun);
             pack_lines<Word>(weights.data(), scores.data(), rows);
             multiply<Word>(keys.down_values(key), weights.data(), rows / Word::unit, SIDE, mixed.data(), begun);
@@ -424,20 +427,33 @@ inline Run run_of(const Attention& a, int64_t i) {
     return {a.runs[3 * i], a.runs[3 * i + 1], a.runs[3 * i + 2] - a.runs[3 * i + 1]};
 }
 
+// A thread takes all that look at the same keys; with few keys' heads first these are made, then any thread takes any block
+// of queries.
 template <class Word, class Cell>
 void all_forward(const Attention& a) {
-    const int64_t group = a.heads / a.kv_heads;
+    const int64_t group = a.heads / a.kv_heads, items = a.count * a.kv_heads, blocks = (a.tokens + SIDE - 1) / SIDE;
+    const auto keys_of = [&](int64_t item) {
+        return std::make_unique<const Keys<Word, Cell>>(a, run_of(a, item / a.kv_heads), item % a.kv_heads, false);
+    };
+    const bool few = items < 4 * a.threads;
+    std::vector<std::unique_ptr<const Keys<Word, Cell>>> all(few ? items : 0);
 #pragma omp parallel num_threads(a.threads)
     {
         Forward<Word, Cell> forward(a);
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t item = 0; item < a.count * a.kv_heads; ++item) {
+        const auto all_heads = [&](int64_t item, int64_t block, const Keys<Word, Cell>& keys) {
             const Run run = run_of(a, item / a.kv_heads);
-            const int64_t kv_head = item % a.kv_heads;
-            const Keys<Word, Cell> keys(a, run, kv_head, false);
-            for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
-                for (int64_t query = 0; query < run.count; query += SIDE) forward(run, head, query, keys);
+            if (block * SIDE >= run.count) return;
+            for (int64_t i = 0; i < group; ++i) forward(run, item % a.kv_heads * group + i, block * SIDE, keys);
+        };
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t item = 0; item < items; ++item) {
+            auto keys = keys_of(item);
+            for (int64_t block = 0; block < blocks && !few; ++block) all_heads(item, block, *keys);
+            if (few) all[item] = std::move(keys);
         }
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < int64_t(all.size()) * blocks; ++i)  // the last blocks, which take the longest, first
+            all_heads(i % items, blocks - 1 - i / items, *all[i % items]);
     }
 }
 

@@ -13,7 +13,7 @@ from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.kernels import KERNELS, explicit
 from cyberslm.model.model import CyberSLM
 from cyberslm.model.native import native_attention, takes
-from cyberslm.model.sight import Sight, find_runs
+from cyberslm.model.sight import Sight, find_runs, in_order
 
 SCALE = 0.3
 pytestmark = pytest.mark.usefixtures("native_cache")
@@ -32,7 +32,7 @@ def inputs(
 
 def truth(q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
     k, v = (t.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
-    allowed = sight.mask(q.shape[2], q.shape[2], q.device)
+    allowed = sight.mask(q.shape[2], k.shape[2], q.device)
     scores = (q.double() @ k.mT * SCALE).masked_fill(~allowed, -torch.inf)
     return scores.softmax(-1).nan_to_num(0.0) @ v
 
@@ -75,6 +75,50 @@ def test_native_kernel_is_the_formula(
     sight = Sight(causal=seed is None, runs=None if seed is None else cut(tokens, seed), window=window)
     for one, other in found_and_right(q, k, v, sight):
         torch.testing.assert_close(one.double(), other.double(), rtol=1e-5, atol=3e-5)
+
+
+@torch.no_grad()
+@settings(deadline=None, max_examples=60)
+@given(
+    new=st.integers(32, 100),
+    past=st.integers(1, 200),
+    heads=st.sampled_from([(1, 1), (4, 4), (4, 2), (9, 3), (6, 1)]),
+    window=st.none() | st.integers(1, 250),
+)
+def test_queries_of_the_last_tokens_see_what_was_before(
+    new: int, past: int, heads: tuple[int, int], window: int | None
+) -> None:
+    """The second chunk of a prompt used to take another kernel, at a quarter of the speed."""
+    q, k, v = inputs(heads, past + new)
+    sight = in_order(past, new, window, torch.device("cpu"))
+    q, k, v = q[:, :, past:], k[:, :, sight.skip :], v[:, :, sight.skip :]
+    assert takes(q, k, v, sight)
+    assert error(native_attention(q, k, v, sight, SCALE), truth(q, k, v, sight)) < 1e-5
+    assert error(explicit(q, k, v, sight, SCALE, 0.0), truth(q, k, v, sight)) < 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_prompt_in_chunks_is_the_prompt_as_a_whole(dtype: torch.dtype, window: int | None) -> None:
+    sizes = {"hidden_dim": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ffn_hidden_dim": 96}
+    config = CyberSLMConfig(vocab_size=100, max_seq_len=1024, sliding_window=window, **sizes)
+    model = CyberSLM(config).to(dtype).eval()
+    model.use_native()
+    ids = torch.randint(100, (1, 900), generator=torch.Generator().manual_seed(0))
+    whole = model(ids)
+    cache = model.new_cache(1, 900)
+    parts = torch.cat([model(part, cache=cache) for part in ids.split([512, 20, 368], dim=1)], dim=1)
+    assert torch.allclose(parts, whole, rtol=0, atol=1e-5 if dtype == torch.float32 else 0.03)
+
+
+def test_gradients_through_what_was_before_go_to_the_fused_kernel() -> None:
+    q, k, v = inputs((4, 2), 90)
+    sight = in_order(50, 40, None, torch.device("cpu"))
+    assert not takes(q[:, :, 50:], k, v, sight)
+    with torch.no_grad():
+        assert takes(q[:, :, 50:], k, v, sight)
+        assert not takes(q[:, :, 80:], k, v, in_order(80, 10, None, torch.device("cpu")))
 
 
 @pytest.mark.parametrize("cuts", [False, True])
