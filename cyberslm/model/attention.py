@@ -29,6 +29,7 @@ from cyberslm.model.config import CyberSLMConfig
 from cyberslm.model.kernels import KERNELS, explicit_weights
 from cyberslm.model.norm import RMSNorm
 from cyberslm.model.plan import Plan, over_cache, over_columns
+from cyberslm.model.quantised import products
 from cyberslm.model.rope import RotaryPositionEmbedding, Rotation, apply_rope
 from cyberslm.model.sight import Sight, visible
 
@@ -63,9 +64,13 @@ class _Heads(nn.Module, ABC):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Turned queries ``(B, H, T, E)`` and keys ``(B, K, S, E)``, and values."""
         to_q, to_k, to_v, _ = self.projections()
-        q_BTHE = to_q(query).unflatten(-1, (self.num_heads, -1))
-        k_BSKE = to_k(key).unflatten(-1, (self.kv_heads, -1))
-        v_BSKE = to_v(value).unflatten(-1, (self.kv_heads, -1))
+        if query is key is value:
+            q, k, v = products(query, to_q, to_k, to_v)
+        else:
+            q, k, v = to_q(query), to_k(key), to_v(value)
+        q_BTHE, k_BSKE, v_BSKE = (
+            t.unflatten(-1, (heads, -1)) for t, heads in ((q, self.num_heads), (k, self.kv_heads), (v, self.kv_heads))
+        )
         if self.q_norm is not None and self.k_norm is not None:
             q_BTHE, k_BSKE = self.q_norm(q_BTHE), self.k_norm(k_BSKE)
         q_BHTE, k_BKSE, v_BKSE = (t.transpose(1, 2) for t in (q_BTHE, k_BSKE, v_BSKE))

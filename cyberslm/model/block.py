@@ -34,6 +34,10 @@ class DecoderBlock(nn.Module):
         self.recompute = True
         self.mlp.remakes = False
 
+    def narrow(self, *, on: bool) -> None:
+        """Let what lies between the products be bf16, whatever the dtype of the residual stream."""
+        self.input_layernorm.narrow = self.post_attention_layernorm.narrow = on
+
     def forward(self, x: Tensor, plan: Plan, cache: LayerCache | None) -> Tensor:
         if self.recompute and torch.is_grad_enabled():
             result: Tensor = checkpoint(self._compute, x, plan, cache, use_reentrant=False)
@@ -46,7 +50,8 @@ class DecoderBlock(nn.Module):
             attended = self.dropout(self.self_attn.attend(normed, plan, cache))
         x, normed = self.post_attention_layernorm.add(x, attended)
         with not_kept(normed, self._recipe(self.post_attention_layernorm, x, normed)):
-            return x + self.dropout(self.mlp(normed))
+            added = self.dropout(self.mlp(normed))
+            return x + added if torch.is_grad_enabled() else x.add_(added)
 
     def _recipe(self, norm: RMSNorm | LayerNorm, x: Tensor, normed: Tensor) -> Recipe | None:
         """None where nothing is kept, and where the whole block is made again."""

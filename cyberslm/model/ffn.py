@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from cyberslm.model import native_rows
 from cyberslm.model.config import GATED, CyberSLMConfig
+from cyberslm.model.quantised import products
 from cyberslm.model.remade import not_kept
 
 
@@ -47,7 +48,7 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.gate_proj is None:
             return self.down_proj(self.activation(self.up_proj(x)))
-        gate, up = self.gate_proj(x), self.up_proj(x)
+        gate, up = products(x, self.gate_proj, self.up_proj)
         if self.native and native_rows.takes(gate, up):
             inner = native_rows.gated(gate, up, self.name)
             with not_kept(inner, native_rows.gated_again(gate, up, self.name) if self.remakes else None):

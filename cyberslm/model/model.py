@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ from cyberslm.model.plan import Plan, over_cache, over_columns, over_documents
 from cyberslm.model.quantised import PackedEmbedding, PackedLinear
 from cyberslm.model.rope import RotaryPositionEmbedding
 from cyberslm.model.sight import key_padding
+from cyberslm.native.build import multiplies_bytes
 
 INIT_STD = 0.02
 
@@ -95,11 +97,15 @@ class CyberSLM(nn.Module):
     def use_native(self, *, on: bool = True) -> None:
         """Let what has a form in C++ (`cyberslm.model.native`, `cyberslm.training.native`) take it, where it fits.
 
-        The library must be there: `cyberslm.native.build.library` makes it, and says what is wrong where it can't.
+        The library must be there: `cyberslm.native.build.library` makes it, and says what is wrong where it can't. With
+        int8 matrices, what lies between the products of a block is then in bf16.
         """
         for module in self.modules():
             if hasattr(type(module), "native"):
                 setattr(module, "native", on)  # noqa: B010 (mypy takes an attribute for a tensor)
+        narrow = on and self._is_int8 and multiplies_bytes()
+        for layer in self.layers:
+            cast(DecoderBlock, layer).narrow(on=narrow)
 
     @property
     def takes_flex(self) -> bool:
@@ -121,6 +127,10 @@ class CyberSLM(nn.Module):
         return weight.dtype
 
     @property
+    def _is_int8(self) -> bool:
+        return self.embed_tokens.weight.dtype == torch.int8
+
+    @property
     def max_seq_len(self) -> int:
         return self.config.max_seq_len
 
@@ -133,11 +143,12 @@ class CyberSLM(nn.Module):
         return self.rope.by_length
 
     def new_cache(self, batch_size: int, capacity: int | Sequence[int], *, dtype: torch.dtype | None = None) -> KVCache:
-        """An empty cache on the model's device, in its dtype unless another is given.
+        """An empty cache on the model's device, in ``dtype``, else bf16 with int8 matrices, else the model's dtype.
 
         With rope scaling of type dynamic, ``capacity`` also says for which length angles are stretched.
         """
-        wanted = self.dtype if dtype is None else dtype
+        own = torch.bfloat16 if self._is_int8 else self.dtype
+        wanted = own if dtype is None else dtype
         return KVCache(self.config, batch_size=batch_size, capacity=capacity, dtype=wanted, device=self.device)
 
     def forward(

@@ -47,9 +47,10 @@ def takes(*tensors: Tensor) -> bool:
     return first.dtype in KINDS and all(t.device.type == "cpu" and t.dtype == first.dtype for t in tensors)
 
 
-def normed_dtype(x: Tensor) -> torch.dtype | None:
-    """In which a product takes what a norm makes of ``x``; None where it isn't made here."""
+def normed_dtype(x: Tensor, *, narrow: bool) -> torch.dtype | None:
+    """In which a product takes what a norm makes of ``x``, bf16 if ``narrow``; None where it isn't made here."""
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+    dtype = torch.bfloat16 if narrow else dtype
     return dtype if takes(x) and dtype in KINDS and x.dtype in (torch.float32, dtype) else None
 
 
@@ -58,12 +59,12 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
 
     ``gain`` is fp32. Raises `BuildError` where the library can't be made, as all do here.
     """
-    return _RmsNorm.apply(x, gain, eps, dtype)
+    return _norm(x, gain, eps, dtype)[0] if _at_once() else _RmsNorm.apply(x, gain, eps, dtype)
 
 
 def add_rms_norm(x: Tensor, added: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """``x + added`` in the dtype of ``x``, and its `rms_norm` in that of ``added``."""
-    return _AddRmsNorm.apply(x, added, gain, eps)
+    return _add_norm(x, added, gain, eps)[:2] if _at_once() else _AddRmsNorm.apply(x, added, gain, eps)
 
 
 def norm_again(x: Tensor, y: Tensor, gain: Tensor, eps: float) -> Recipe | None:
@@ -76,7 +77,8 @@ def norm_again(x: Tensor, y: Tensor, gain: Tensor, eps: float) -> Recipe | None:
 
 def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     """``act(gate) * up`` of equal shapes, for an activation of `ACTS`."""
-    return _GatedProduct.apply(gate, up, ACTS[activation])
+    act = ACTS[activation]
+    return _gated(gate, up, act) if _at_once() else _GatedProduct.apply(gate, up, act)
 
 
 def gated_again(gate: Tensor, up: Tensor, activation: str) -> Recipe | None:
@@ -89,7 +91,13 @@ def gated_again(gate: Tensor, up: Tensor, activation: str) -> Recipe | None:
 
 def turn(x_BHTE: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     """``x`` turned by factors ``(T, E)`` or ``(B, T, E)``, fp32, that ask for no gradient; a token's heads together."""
-    return _Turn.apply(x_BHTE, cos, sin, interleaved)
+    back = False
+    return _turned(x_BHTE, cos, sin, interleaved, back) if _at_once() else _Turn.apply(x_BHTE, cos, sin, interleaved)
+
+
+def _at_once() -> bool:
+    """Whether neither autograd nor a compiler has to hear of it: telling them takes longer than a few rows do."""
+    return not torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 class _RmsNorm(torch.autograd.Function):

@@ -4,7 +4,8 @@
     rms    y = x / sqrt(mean(x^2) + eps) * weight
     layer  y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias
 
-Statistics and division are at least fp32 whatever the dtype of ``x``; the result returns to it.
+Statistics and division are at least fp32 whatever the dtype of ``x``; the result returns to it, or is bf16 where the
+norm is told that what follows takes that (`CyberSLM.use_native`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
 class RMSNorm(nn.Module):
     """Scale the last axis, of size ``dim``, to unit root mean square, then by a learned gain."""
 
-    native = False
+    native = narrow = False
 
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
@@ -38,7 +39,8 @@ class RMSNorm(nn.Module):
         if dtype is not None:
             return native_rows.rms_norm(x, self.weight.float(), self.eps, dtype)
         wide = at_least_fp32(x.dtype)
-        return F.rms_norm(x.to(wide), self.weight.shape, self.weight.to(wide), self.eps).to(x.dtype)
+        normed = F.rms_norm(x.to(wide), self.weight.shape, self.weight.to(wide), self.eps)
+        return normed.to(torch.bfloat16 if self.narrow else x.dtype)
 
     def add(self, x: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
         """``x + added`` in the wider of their dtypes, and its norm."""
@@ -56,11 +58,13 @@ class RMSNorm(nn.Module):
 
     def _native_dtype(self, x: Tensor) -> torch.dtype | None:
         """That of the result where `native_rows` makes it: the one that the next product takes."""
-        return native_rows.normed_dtype(x) if self.native else None
+        return native_rows.normed_dtype(x, narrow=self.narrow) if self.native else None
 
 
 class LayerNorm(nn.Module):
     """Shift and scale the last axis, of size ``dim``, to mean 0 and variance 1, then by a learned gain and bias."""
+
+    narrow = False
 
     def __init__(self, dim: int, eps: float, *, bias: bool) -> None:
         super().__init__()
@@ -79,7 +83,8 @@ class LayerNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         wide = at_least_fp32(x.dtype)
         bias = None if self.bias is None else self.bias.to(wide)
-        return F.layer_norm(x.to(wide), self.weight.shape, self.weight.to(wide), bias, self.eps).to(x.dtype)
+        normed = F.layer_norm(x.to(wide), self.weight.shape, self.weight.to(wide), bias, self.eps)
+        return normed.to(torch.bfloat16 if self.narrow else x.dtype)
 
 
 def make_norm(config: CyberSLMConfig) -> RMSNorm | LayerNorm:

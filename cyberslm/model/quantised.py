@@ -3,11 +3,11 @@
     int8   w = q s     q in -127 .. 127   s = max|row| / 127
     int4   w = q s     q in -7 .. 7       s = max|group| / 7
 
-Only matrices are packed: embedding, projections and head. What computes with them widens them first, so that a packed
-network is exactly the plain one with the widened weights. Where `CyberSLM.use_native` says so and the processor
-multiplies bf16, int8 layers take rows and give results in bf16, as those of bf16 networks do: their numbers are exact
-in it. Two int4 numbers share a byte, as q + 8: the first half of a group in the low four bits, the second half in the
-high ones.
+Only matrices are packed: embedding, projections and head. What computes with int4 widens it first, so that a packed
+network is exactly the plain one with the widened weights. What meets int8 is rounded to int8 as well (`rounded`), 64
+numbers of a row by a scale: then all that a product rounds are sums of 64 exact products, which processors make fast,
+and a row has the same numbers by every path and in any company. Two int4 numbers share a byte, as q + 8: the first half
+of a group in the low four bits, the second half in the high ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cyberslm.errors import ConfigError
-from cyberslm.native.build import multiplies_bf16
+from cyberslm.model import native_products
 
 if TYPE_CHECKING:
     from cyberslm.model.model import CyberSLM
@@ -32,8 +32,12 @@ Precision = Literal["fp32", "bf16", "int8", "int4"]
 """What matrices are kept in. bf16 networks also compute in bf16, the others in fp32."""
 GROUP = 32
 """Numbers of an int4 row that share a scale."""
-WIDE = 1 << 18
-"""Numbers of a packed matrix that are widened at a time: 1 MiB."""
+BLOCK = 64
+"""Numbers of a row that share a scale where it meets int8, as in ``bytes.h``."""
+SMALLEST = 2.0**-100
+"""Blocks of smaller numbers become zeros."""
+WIDE = 1 << 17
+"""Numbers of a packed matrix that are widened at a time: half a MiB."""
 
 
 class Packed(NamedTuple):
@@ -88,6 +92,20 @@ def unpack(packed: Packed, rows: Tensor | None = None) -> Tensor:
     return groups.mul_(scales.unsqueeze(-1)).flatten(-2)
 
 
+def rounded(x: Tensor) -> Tensor:
+    """``x`` ``(..., columns)`` as what meets int8 matrices: each `BLOCK` of columns in steps of max|x| / 127.
+
+    Gradients go through as if nothing had been rounded. A number that isn't finite spoils its block.
+    """
+    columns = x.shape[-1]
+    blocks = F.pad(x.detach().float(), (0, -columns % BLOCK)).unflatten(-1, (-1, BLOCK))
+    most = blocks.abs().amax(-1, keepdim=True)
+    per_step = torch.full_like(most, 127).div_(most)  # 127 / most would be 127 times the rounded 1 / most
+    steps = (blocks * torch.where(most > SMALLEST, per_step, most * 0)).round_()
+    near = steps.mul_(most / 127).flatten(-2)[..., :columns].to(x.dtype)
+    return x + (near - x.detach()) if x.requires_grad else near
+
+
 class _PackedModule(nn.Module):
     native = False
     weight: Tensor
@@ -107,31 +125,24 @@ class _PackedModule(nn.Module):
         return unpack(self.packed)
 
     def product(self, x: Tensor) -> Tensor:
-        """``x`` ``(..., columns)`` times the widened matrix, ``(..., rows)``; a few rows of it are wide at a time."""
+        """``x`` ``(..., columns)`` times the matrix, ``(..., rows)``; a few rows of it are widened at a time."""
+        if self.goes_native(x):
+            return native_products.int8_products(x, [self.packed])[0]
+        if self.weight.dtype == torch.int8:
+            x = rounded(x)
         rows = len(self.weight)
         at_once = max(1, WIDE // x.shape[-1])
-        times = self._times_in_bf16 if self._goes_by_bf16(x) else self._times
         if rows <= at_once:
-            return times(x, self.packed)
+            return F.linear(x, self.matrix().to(x.dtype))
         out = x.new_empty(*x.shape[:-1], rows)
         for start in range(0, rows, at_once):
             some = slice(start, start + at_once)
-            out[..., some] = times(x, Packed(self.weight[some], self.scales[some]))
+            out[..., some] = F.linear(x, unpack(Packed(self.weight[some], self.scales[some])).to(x.dtype))
         return out
 
-    def _goes_by_bf16(self, x: Tensor) -> bool:
-        plain = x.dtype == torch.float32 and not (torch.is_grad_enabled() and x.requires_grad)
-        return (
-            self.native and plain and self.weight.dtype == torch.int8 and x.device.type == "cpu" and multiplies_bf16()
-        )
-
-    @staticmethod
-    def _times(x: Tensor, packed: Packed) -> Tensor:
-        return F.linear(x, unpack(packed).to(x.dtype))
-
-    @staticmethod
-    def _times_in_bf16(x: Tensor, packed: Packed) -> Tensor:
-        return F.linear(x.bfloat16(), packed.weight.bfloat16()).float().mul_(packed.scales)
+    def goes_native(self, x: Tensor) -> bool:
+        """Whether ``x`` meets the matrix in C++."""
+        return self.native and self.weight.dtype == torch.int8 and native_products.takes(x)
 
     def _apply(self, fn, recurse: bool = True):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, FBT001, FBT002
         """Moves go through; scales stay fp32 when the module is cast, as what is packed cannot be."""
@@ -150,8 +161,10 @@ class PackedLinear(_PackedModule):
         self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.product(x)
-        return out if self.bias is None else out + self.bias
+        return self.shifted(self.product(x))
+
+    def shifted(self, product: Tensor) -> Tensor:
+        return product if self.bias is None else product + self.bias.to(product.dtype)
 
 
 class PackedEmbedding(_PackedModule):
@@ -159,6 +172,15 @@ class PackedEmbedding(_PackedModule):
 
     def forward(self, ids: Tensor) -> Tensor:
         return unpack(self.packed, ids)
+
+
+def products(x: Tensor, *layers: nn.Module) -> list[Tensor]:
+    """Each layer of ``x``; packed ones together, where they meet it in C++."""
+    packed = [layer for layer in layers if isinstance(layer, PackedLinear) and layer.goes_native(x)]
+    if len(packed) < len(layers):
+        return [layer(x) for layer in layers]
+    outs = native_products.int8_products(x, [layer.packed for layer in packed])
+    return [layer.shifted(out) for layer, out in zip(packed, outs, strict=True)]
 
 
 def pack_matrices(model: nn.Module, packing: Packing) -> None:

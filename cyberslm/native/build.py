@@ -1,7 +1,8 @@
 """What is written in C++: compiled once for a machine, kept in the user's own cache, checked before it is loaded.
 
-The library holds the decoding step of a whole network (`step.cpp`), and for rows of many tokens attention
-(`attention.cpp`), what else lies between products (`rows.cpp`) and the loss of logits (`softmax.cpp`). It is one for
+The library holds the decoding step of a whole network (`step.cpp`), and for rows of many tokens the products of int8
+matrices (`prompts.cpp`), attention (`attention.cpp`), what else lies between products (`rows.cpp`) and the loss of
+logits (`softmax.cpp`). It is one for
 all networks, so that what names it is the source, the compiler with its options, and the processor. Like whatever has
 a `Plan` it lies in a published folder (`cyberslm.files`) that only the user can write to. Whatever is wrong with a kept
 one, it is made again; where it can't be made, the reason is a `BuildError`, and everything works without it, only
@@ -26,10 +27,11 @@ from typing import NamedTuple
 from cyberslm import files
 from cyberslm.errors import BusyError, CyberSLMError, IntegrityError
 
-UNITS, HEADERS = ("step.cpp", "attention.cpp", "rows.cpp", "softmax.cpp"), ("cells.h", "products.h", "vectors.h")
+UNITS = ("step.cpp", "prompts.cpp", "attention.cpp", "rows.cpp", "softmax.cpp")
+HEADERS = ("bytes.h", "cells.h", "matrix.h", "products.h", "vectors.h")
 BY_ADDRESS = (
     *("attention_forward", "attention_backward", "norm_forward", "norm_backward"),
-    *("gated", "turned", "softmax_loss"),
+    *("gated", "turned", "softmax_loss", "int8_products"),
 )
 """Functions that take the address of a structure and return nothing."""
 LIBRARY = "cyberslm.so"
@@ -80,9 +82,9 @@ def library() -> ctypes.CDLL:
 
 
 @functools.cache
-def multiplies_bf16() -> bool:
-    """Whether this processor multiplies pairs of bf16. Raises as `library` does."""
-    return bool(library().multiplies_bf16())
+def multiplies_bytes() -> bool:
+    """Whether this processor adds up products of bytes, as `int8_products` needs. Raises as `library` does."""
+    return bool(library().multiplies_bytes())
 
 
 def find_compiler() -> Path:
@@ -170,7 +172,7 @@ def _declare(library: ctypes.CDLL) -> None:
     library.decode_step.restype = None
     library.scratch_floats.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     library.scratch_floats.restype = ctypes.c_int64
-    library.multiplies_bf16.argtypes, library.multiplies_bf16.restype = [], ctypes.c_int64
+    library.multiplies_bytes.argtypes, library.multiplies_bytes.restype = [], ctypes.c_int64
     for function in (getattr(library, name) for name in BY_ADDRESS):
         function.argtypes, function.restype = [ctypes.c_void_p], None
 

@@ -4,9 +4,16 @@
 
 #include <algorithm>
 
-#include "products.h"
+#include "vectors.h"
 
 namespace {
+
+inline float widen(uint16_t half) { return bits<float>(uint32_t(half) << 16); }
+
+inline uint16_t narrow(float x) {  // round to nearest, ties to even; NaN stays NaN
+    const uint32_t word = bits<uint32_t>(x), rounded = (word + 0x7fff + (word >> 16 & 1)) >> 16;
+    return uint16_t(x != x ? word >> 16 | 0x40 : rounded);
+}
 
 inline float number(float x) { return x; }
 inline float number(uint16_t x) { return widen(x); }

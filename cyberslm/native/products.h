@@ -2,47 +2,19 @@
 //
 // Few rows lie one behind the other and are taken row by row (`dots`): then reading the weights is what takes the time,
 // so that they are asked for in advance. Many lie side by side in the lanes of a vector (`lanes`), and a weight that
-// was widened serves all of them. Sums are fp32. With many rows and bf16 or int8 weights, processors that multiply pairs
-// of bf16 do so; on those, what meets such weights is rounded to bf16 first (`round_rows`), with few rows too, so that a
-// row has the same numbers alone as in company, but for the order of sums.
+// was widened serves all of them. Sums are fp32. Processors that multiply pairs of bf16 do so with many rows and bf16
+// weights; on those, what meets such weights is rounded to bf16 first (`round_rows`), with few rows too, so that a row has
+// the same numbers alone as in company, but for the order of sums. What meets int8 weights is rounded to int8 (bytes.h).
 
 #pragma once
 
-#include <omp.h>
-
-#include <type_traits>
-
-#include "vectors.h"
-
-struct Matrix {  // (rows, columns), row after row; bias and scales may be null
-    const void* weight;
-    const float* scales;
-    const float* bias;
-    int64_t rows, columns, kind;  // kind: 0 fp32, 1 bf16, 2 int8, 3 int4
-};
+#include "bytes.h"
 
 namespace {
 
-constexpr int GROUP = 32;    // numbers of an int4 row that share a scale
-constexpr int FEW = 4;       // rows up to which products are taken row by row ...
-constexpr int TILE = 4;      // ... so many weight rows at once
-constexpr int AHEAD = 8192;  // bytes that weights are asked for in advance then
-constexpr int CHUNK = 256;   // columns that are widened at once for many rows
-#ifdef __AVX512F__
-constexpr int TOTALS = 16;  // vectors of sums that fit the registers
-#else
-constexpr int TOTALS = 8;
-#endif
+constexpr int GROUP = 32;   // numbers of an int4 row that share a scale
+constexpr int CHUNK = 256;  // columns that are widened at once for many rows
 constexpr int FAR = TOTALS * CHUNK / 2;  // bytes asked for in advance for many rows, times the bits of a weight
-
-enum Kind { FP32, BF16, INT8, INT4 };
-
-inline float widen(uint16_t half) { return bits<float>(uint32_t(half) << 16); }
-
-inline uint16_t narrow(float x) {  // round to nearest, ties to even; NaN stays NaN
-    const uint32_t word = bits<uint32_t>(x), rounded = (word + 0x7fff + (word >> 16 & 1)) >> 16;
-    return uint16_t(x != x ? word >> 16 | 0x40 : rounded);
-}
 
 // LANES weights of one row from column i on, without the scale of an int8 row.
 template <int kind>
@@ -75,48 +47,10 @@ inline Floats last_weights(const Matrix& m, int64_t row, int64_t i) {
     return tail;
 }
 
-inline int64_t padded(int64_t count, int64_t unit = LANES) { return (count + unit - 1) / unit * unit; }
-
-// Features of a batch's rows: (feature, row) is at[feature * step + row * stride]. Few rows lie one behind the other,
-// many side by side in lanes.
-struct Rows {
-    float* at;
-    int64_t step, stride;
-};
-
-// Where the results of a product go: in place of what is there, or added to it.
-struct Out {
-    Rows rows;
-    int64_t count;  // rows
-    bool add;
-    void put(int64_t feature, int64_t row, float value) const {
-        float& cell = rows.at[feature * rows.step + row * rows.stride];
-        cell = add ? cell + value : value;
-    }
-};
-
-inline float scale_of(const Matrix& m, int64_t row) { return m.kind == INT8 ? m.scales[row] : 1.0f; }
-inline float bias_of(const Matrix& m, int64_t row) { return m.bias ? m.bias[row] : 0.0f; }
-
-template <int kind>
-constexpr int BITS = kind == FP32 ? 32 : kind == BF16 ? 16 : kind == INT8 ? 8 : 4;
-
-// Ask for `count` weights that come `ahead` bytes later, into the first or the second cache.
-template <int kind, int ahead, int level>
-inline void ask_for(const Matrix& m, int64_t row, int64_t i, int count) {
-    const char* at = static_cast<const char*>(m.weight) + (row * m.columns + i) * BITS<kind> / 8 + ahead;
-    for (int byte = 0; byte < count * BITS<kind> / 8; byte += 64) __builtin_prefetch(at + byte, 0, 4 - level);
-}
-
-template <int W>
-struct Wide {
-    typedef float Vector __attribute__((vector_size(W * 4)));
-};
-
 #ifdef __AVX512BF16__
 constexpr bool HAS_PAIRS = true;
 
-// Many rows of bf16 and int8 weights: two neighbours at once, with the row's numbers rounded to bf16 too.
+// Many rows of bf16 weights: two neighbours at once, with the row's numbers rounded to bf16 too.
 inline Floats add_pairs(Floats total, uint32_t weights, const uint32_t* x) {
     return Floats(_mm512_dpbf16_ps(__m512(total), __m512bh(_mm512_set1_epi32(weights)), load<__m512bh>(x)));
 }
@@ -189,18 +123,6 @@ void all_dots(const Matrix& m, int64_t first, int64_t last, const Rows& x, int64
     for (; row < last; ++row) dots<kind, 1, C>(m, row, x, b, out);
 }
 
-template <int W>
-inline void put_lanes(const Matrix& m, int64_t row, int64_t b, typename Wide<W>::Vector total, const Out& out) {
-    total = total * scale_of(m, row) + bias_of(m, row);
-    if (out.rows.stride == 1 && out.rows.step > 1) {  // side by side, with room for whole vectors
-        float* const cells = out.rows.at + row * out.rows.step + b;
-        if (out.add) total += load<typename Wide<W>::Vector>(cells);
-        std::memcpy(cells, &total, sizeof total);
-        return;
-    }
-    for (int lane = 0; lane < W && b + lane < out.count; ++lane) out.put(row, b + lane, total[lane]);
-}
-
 // Weights of one row from column i on, `count` of them with zeros behind up to a whole vector.
 template <int kind>
 inline void unpack(const Matrix& m, int64_t row, int64_t i, int64_t count, float* to) {
@@ -212,19 +134,11 @@ inline void unpack(const Matrix& m, int64_t row, int64_t i, int64_t count, float
     if (j < count) store(to + j, last_weights<kind>(m, row, i + j));
 }
 
-template <int kind>
+// bf16 weights of one row from column i on, as words of two, an odd last one with zeros.
 inline void unpack_pairs(const Matrix& m, int64_t row, int64_t i, int64_t count, uint32_t* to) {
-    for (int64_t j = 0; j < count; j += 2 * LANES) {
-        const auto part = [&](int64_t at) {
-            if (at + LANES <= m.columns) return weights<kind>(m, row, at);
-            return at < m.columns ? last_weights<kind>(m, row, at) : Floats{};
-        };
-        ask_for<kind, FAR * BITS<kind>, 2>(m, row, i + j, 2 * LANES);
-        if (kind == BF16 && i + j + 2 * LANES <= m.columns)
-            std::memcpy(to + j / 2, static_cast<const uint16_t*>(m.weight) + row * m.columns + i + j, 4 * LANES);
-        else
-            store_pairs(to + j / 2, part(i + j), part(i + j + LANES));
-    }
+    for (int64_t j = 0; j < count; j += 2 * LANES) ask_for<BF16, FAR * BITS<BF16>, 2>(m, row, i + j, 2 * LANES);
+    to[(count - 1) / 2] = 0;
+    std::memcpy(to, static_cast<const uint16_t*>(m.weight) + row * m.columns + i, 2 * count);
 }
 
 // x (features, step) as pairs of neighbouring features, (features / 2, step), an odd last one with zeros.
@@ -238,7 +152,7 @@ void pair_up(const Rows& x, int64_t features, uint32_t* to) {
 }
 
 // `lanes` with x from `pair_up`.
-template <int kind, int W, int V, int R>
+template <int W, int V, int R>
 void pair_lanes(const Matrix& m, int64_t row, const uint32_t* x, int64_t step, int64_t b, const Out& out) {
     typedef typename Wide<W>::Vector Vector;
     Vector totals[R][V] = {};
@@ -247,30 +161,31 @@ void pair_lanes(const Matrix& m, int64_t row, const uint32_t* x, int64_t step, i
             for (int r = 0; r < R; ++r)
                 for (int v = 0; v < V; ++v) totals[r][v] = add_pairs(totals[r][v], word(r, j), from + v * W);
     };
-    const bool as_they_are = kind == BF16 && W == LANES && m.columns % 2 == 0;
+    const bool as_they_are = W == LANES && m.columns % 2 == 0;
     alignas(64) uint32_t w[R][CHUNK / 2 + LANES];
     for (int64_t i = 0; i < m.columns; i += CHUNK) {
         const int64_t count = m.columns - i < CHUNK ? m.columns - i : CHUNK;
         const uint32_t* from = x + i / 2 * step + b;
         if (as_they_are) {
             const uint16_t* const first = static_cast<const uint16_t*>(m.weight) + row * m.columns + i;
-            for (int r = 0; r < R; ++r) ask_for<kind, FAR * BITS<kind>, 2>(m, row + r, i, int(count));
+            for (int r = 0; r < R; ++r) ask_for<BF16, FAR * BITS<BF16>, 2>(m, row + r, i, int(count));
             add(from, count / 2, [&](int r, int64_t j) { return load<uint32_t>(first + r * m.columns + 2 * j); });
         } else {
-            for (int r = 0; r < R; ++r) unpack_pairs<kind>(m, row + r, i, count, w[r]);
+            for (int r = 0; r < R; ++r) unpack_pairs(m, row + r, i, count, w[r]);
             add(from, (count + 1) / 2, [&](int r, int64_t j) { return w[r][j]; });
         }
     }
     for (int r = 0; r < R; ++r)
-        for (int v = 0; v < V; ++v) put_lanes<W>(m, row + r, b + v * W, totals[r][v], out);
+        for (int v = 0; v < V; ++v)
+            put_lanes<W>(row + r, b + v * W, totals[r][v] * scale_of(m, row + r) + bias_of(m, row + r), out);
 }
 
-template <int kind, int W, int V>
+template <int W, int V>
 void all_pair_lanes(const Matrix& m, int64_t first, int64_t last, const uint32_t* x, int64_t step, int64_t b,
                     const Out& out) {
     int64_t row = first;
-    for (; row + TOTALS / V <= last; row += TOTALS / V) pair_lanes<kind, W, V, TOTALS / V>(m, row, x, step, b, out);
-    for (; row < last; ++row) pair_lanes<kind, W, V, 1>(m, row, x, step, b, out);
+    for (; row + TOTALS / V <= last; row += TOTALS / V) pair_lanes<W, V, TOTALS / V>(m, row, x, step, b, out);
+    for (; row < last; ++row) pair_lanes<W, V, 1>(m, row, x, step, b, out);
 }
 
 // Weight rows [row, row + R) times V vectors of W rows of x that lie side by side, from its row b on.
@@ -291,7 +206,8 @@ void lanes(const Matrix& m, int64_t row, const Rows& x, int64_t b, const Out& ou
         }
     }
     for (int r = 0; r < R; ++r)
-        for (int v = 0; v < V; ++v) put_lanes<W>(m, row + r, b + v * W, totals[r][v], out);
+        for (int v = 0; v < V; ++v)
+            put_lanes<W>(row + r, b + v * W, totals[r][v] * scale_of(m, row + r) + bias_of(m, row + r), out);
 }
 
 template <int kind, int W, int V>
@@ -301,65 +217,53 @@ void all_lanes(const Matrix& m, int64_t first, int64_t last, const Rows& x, int6
     for (; row < last; ++row) lanes<kind, W, V, 1>(m, row, x, b, out);
 }
 
-template <int n>
-using Number = std::integral_constant<int, n>;
-
 template <int kind>
-void products(const Matrix& m, int64_t first, int64_t last, const Rows& x, const Out& out, uint32_t* pairs) {
-    if (x.step == 1) {
-        for (int64_t b = 0; b < out.count; b += TILE) switch (out.count - b) {
-                case 1: all_dots<kind, 1>(m, first, last, x, b, out); break;
-                case 2: all_dots<kind, 2>(m, first, last, x, b, out); break;
-                case 3: all_dots<kind, 3>(m, first, last, x, b, out); break;
-                default: all_dots<kind, TILE>(m, first, last, x, b, out);
-            }
-        return;
-    }
-    constexpr bool by_pairs = HAS_PAIRS && (kind == BF16 || kind == INT8);
-    if (by_pairs) pair_up(x, m.columns, pairs);
-    const auto block = [&](auto width, auto vectors, int64_t b) {
+void products(const Matrix& m, int64_t first, int64_t last, const Rows& x, const Out& out, uint32_t* room) {
+    if (x.step == 1)
+        return each_few(out.count, [&](auto count, int64_t b) { all_dots<kind, count>(m, first, last, x, b, out); });
+    constexpr bool by_pairs = HAS_PAIRS && kind == BF16;
+    if (by_pairs) pair_up(x, m.columns, room);
+    each_width(x.step, [&](auto width, auto vectors, int64_t b) {
         if constexpr (by_pairs)
-            all_pair_lanes<kind, width, vectors>(m, first, last, pairs, x.step, b, out);
+            all_pair_lanes<width, vectors>(m, first, last, room, x.step, b, out);
         else
             all_lanes<kind, width, vectors>(m, first, last, x, b, out);
-        return width * vectors;
-    };
-    for (int64_t b = 0; b < x.step;) {
-        const int64_t left = x.step - b;
-        if (left >= 2 * LANES)
-            b += block(Number<LANES>{}, Number<2>{}, b);
-        else if (left >= LANES)
-            b += block(Number<LANES>{}, Number<1>{}, b);
-        else
-            b += block(Number<8>{}, Number<1>{}, b);
-    }
+    });
 }
 
-struct Share {  // the part of [0, count) that falls to this thread
-    int64_t first, last;
-    explicit Share(int64_t count) {
-        const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
-        first = count * me / team;
-        last = count * (me + 1) / team;
-    }
-};
+template <>
+void products<INT8>(const Matrix& m, int64_t first, int64_t last, const Rows& x, const Out& out, uint32_t* room) {
+    if (HAS_BYTES) return byte_products(m, first, last, x, out, room);
+    const Rows rounded{reinterpret_cast<float*>(room), x.step, x.stride};
+    round_rows_to_bytes(x, m.columns, out.count, rounded.at);
+    if (x.step == 1)
+        return each_few(out.count, [&](auto count, int64_t b) { all_dots<INT8, count>(m, first, last, rounded, b, out); });
+    each_width(x.step, [&](auto width, auto vectors, int64_t b) {
+        all_lanes<INT8, width, vectors>(m, first, last, rounded, b, out);
+    });
+}
 
-inline bool takes_rounded(const Matrix& m) { return HAS_PAIRS && (m.kind == BF16 || m.kind == INT8); }
+inline bool takes_halves(const Matrix& m) { return HAS_PAIRS && m.kind == BF16; }
 
 // `count` numbers to bf16, if m takes them so.
 inline void round_rows(const Matrix& m, float* x, int64_t count) {
-    if (!takes_rounded(m)) return;
+    if (!takes_halves(m)) return;
     for (int64_t i = 0; i < count; ++i) x[i] = widen(narrow(x[i]));
 }
 
+// Words that `multiply` needs for what it makes of `rows` rows, of which `side` lie side by side.
+inline int64_t room_for_products(int64_t columns, int64_t rows, int64_t side) {
+    return std::max(room_for_bytes(columns, side == 1 ? rows : side), (columns + 1) / 2 * side + 16);
+}
+
 // This thread's share of the weight rows of m times x.
-void multiply(const Matrix& m, const Rows& x, const Out& out, uint32_t* pairs) {
+inline void multiply(const Matrix& m, const Rows& x, const Out& out, uint32_t* room) {
     const Share share(m.rows);
     switch (m.kind) {
-        case FP32: return products<FP32>(m, share.first, share.last, x, out, pairs);
-        case BF16: return products<BF16>(m, share.first, share.last, x, out, pairs);
-        case INT8: return products<INT8>(m, share.first, share.last, x, out, pairs);
-        default: return products<INT4>(m, share.first, share.last, x, out, pairs);
+        case FP32: return products<FP32>(m, share.first, share.last, x, out, room);
+        case BF16: return products<BF16>(m, share.first, share.last, x, out, room);
+        case INT8: return products<INT8>(m, share.first, share.last, x, out, room);
+        default: return products<INT4>(m, share.first, share.last, x, out, room);
     }
 }
 

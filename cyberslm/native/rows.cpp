@@ -10,7 +10,7 @@
 
 #include <vector>
 
-#include "cells.h"
+#include "matrix.h"
 
 extern "C" {
 

@@ -9,7 +9,7 @@
 
 #include <vector>
 
-#include "cells.h"
+#include "matrix.h"
 
 extern "C" {
 

@@ -7,7 +7,7 @@
 //
 // Plain C++17 with the vector extensions of GCC and Clang, for any processor; `mirror.py` describes the structures.
 
-#include "cells.h"
+#include "products.h"
 
 extern "C" {
 
@@ -53,38 +53,40 @@ struct Step {
 
 namespace {
 
+// Sums are in LANES parts, each with every LANES-th number, and these folded: the same for a row alone and side by side.
 void normalise(const Norm& norm, const float* x, int64_t width, float* out) {
-    float mean = 0, square = 0;
-    if (norm.layer) {
-#pragma omp simd reduction(+ : mean)
-        for (int64_t i = 0; i < width; ++i) mean += x[i];
-        mean /= width;
-    }
-#pragma omp simd reduction(+ : square)
-    for (int64_t i = 0; i < width; ++i) square += (x[i] - mean) * (x[i] - mean);
-    const float factor = 1.0f / std::sqrt(square / width + float(norm.eps));
-#pragma omp simd
-    for (int64_t i = 0; i < width; ++i) out[i] = (x[i] - mean) * factor * norm.weight[i];
-    if (norm.bias)
-        for (int64_t i = 0; i < width; ++i) out[i] += norm.bias[i];
+    const auto mean_of = [&](auto&& add) {
+        Floats parts{};
+        int64_t i = 0;
+        for (; i + LANES <= width; i += LANES) parts = add(parts, load<Floats>(x + i));
+        for (; i < width; ++i) parts[i % LANES] = add(float(parts[i % LANES]), x[i]);
+        return sum(parts) / width;
+    };
+    const float mean = norm.layer ? mean_of([](auto parts, auto value) { return parts + value; }) : 0.0f;
+    const float square = mean_of([&](auto parts, auto value) { return joined(value - mean, value - mean, parts); });
+    const float factor = 1.0f / std::sqrt(square + float(norm.eps));
+    for (int64_t i = 0; i < width; ++i)
+        out[i] = joined((x[i] - mean) * factor, norm.weight[i], norm.bias ? norm.bias[i] : 0.0f);
 }
 
 // The same for eight rows that lie side by side.
 void normalise_lanes(const Norm& norm, const float* x, int64_t width, int64_t step, float* out) {
     typedef Wide<8>::Vector Vector;
-    Vector mean{}, square{}, factor;
-    if (norm.layer) {
-        for (int64_t i = 0; i < width; ++i) mean += load<Vector>(x + i * step);
-        mean /= float(width);
-    }
+    const auto mean_of = [&](auto&& add) {
+        Vector parts[LANES] = {};
+        for (int64_t i = 0; i < width; i += LANES)
+            for (int64_t j = 0; j < LANES && i + j < width; ++j) parts[j] = add(parts[j], load<Vector>(x + (i + j) * step));
+        for (int size = LANES / 2; size; size /= 2)
+            for (int j = 0; j < size; ++j) parts[j] += parts[j + size];
+        return parts[0] / float(width);
+    };
+    const Vector mean = norm.layer ? mean_of([](Vector parts, Vector value) { return parts + value; }) : Vector{};
+    const Vector square = mean_of([&](Vector parts, Vector value) { return joined(value - mean, value - mean, parts); });
+    Vector factor;
+    for (int lane = 0; lane < 8; ++lane) factor[lane] = 1.0f / std::sqrt(square[lane] + float(norm.eps));
     for (int64_t i = 0; i < width; ++i) {
-        const Vector off = load<Vector>(x + i * step) - mean;
-        square += off * off;
-    }
-    for (int lane = 0; lane < 8; ++lane) factor[lane] = 1.0f / std::sqrt(square[lane] / width + float(norm.eps));
-    for (int64_t i = 0; i < width; ++i) {
-        Vector value = (load<Vector>(x + i * step) - mean) * factor * norm.weight[i];
-        if (norm.bias) value += norm.bias[i];
+        const Vector weight = Vector{} + norm.weight[i], bias = Vector{} + (norm.bias ? norm.bias[i] : 0.0f);
+        const Vector value = joined((load<Vector>(x + i * step) - mean) * factor, weight, bias);
         std::memcpy(out + i * step, &value, sizeof value);
     }
 }
@@ -175,8 +177,8 @@ void attend(const Network& net, const float* q, const Cell* keys, const Cell* va
 
 struct Scratch {
     Rows x, normed, q, k, v, mixed, inner, gate;
-    float *scores, *head;  // a thread's own, as `normed` is
-    uint32_t* pairs;
+    float *scores, *head;  // a thread's own, as `normed` and `room` are
+    uint32_t* room;
 };
 
 // Slices of the scratch; without a base only their size counts.
@@ -210,10 +212,10 @@ int64_t layout(const Network& net, int64_t rows, int64_t room, float* base, int6
         float* const scores = slices.take(padded(room) + LANES);
         float* const head = slices.take(2 * net.key_size + net.head_size + LANES);
         const int64_t widest = std::max({net.hidden, net.inner, net.heads * net.head_size});
-        float* const pairs = slices.take(side == 1 ? 0 : (widest + 1) / 2 * side + 16);
+        float* const words = slices.take(room_for_products(widest, rows, side));
         if (thread == me) {
             s.normed = normed, s.scores = scores, s.head = head;
-            s.pairs = reinterpret_cast<uint32_t*>(pairs);
+            s.room = reinterpret_cast<uint32_t*>(words);
         }
     }
     if (to) *to = s;
@@ -281,8 +283,8 @@ void embed(const Matrix& m, int64_t token, int64_t b, const Rows& to) {
 void feed_forward(const Network& net, const Layer& layer, const Rows& x, int64_t count, const Scratch& s) {
     const Share share(layer.up.rows);
     const bool gated = layer.gate.rows;
-    multiply(layer.up, x, {s.inner, count, false}, s.pairs);
-    if (gated) multiply(layer.gate, x, {s.gate, count, false}, s.pairs);
+    multiply(layer.up, x, {s.inner, count, false}, s.room);
+    if (gated) multiply(layer.gate, x, {s.gate, count, false}, s.room);
     const Rows& inner = s.inner;
     const int64_t pieces = inner.step == 1 ? count : 1;
     for (int64_t b = 0; b < pieces; ++b) {
@@ -308,26 +310,26 @@ void run(const Network& net, const Step& step, const Scratch& s) {
     for (int64_t n = 0; n < net.num_layers; ++n) {
         const Layer& layer = net.layers[n];
         normalise(layer.before_attention, s.x, count, net.hidden, s.normed, layer.q);
-        multiply(layer.q, s.normed, {s.q, count, false}, s.pairs);
-        multiply(layer.k, s.normed, {s.k, count, false}, s.pairs);
-        multiply(layer.v, s.normed, {s.v, count, false}, s.pairs);
+        multiply(layer.q, s.normed, {s.q, count, false}, s.room);
+        multiply(layer.k, s.normed, {s.k, count, false}, s.room);
+        multiply(layer.v, s.normed, {s.v, count, false}, s.room);
 #pragma omp barrier
         if (step.cache_kind == BF16)
             attention<uint16_t>(net, layer, step, step.caches[n], s);
         else
             attention<float>(net, layer, step, step.caches[n], s);
 #pragma omp barrier
-        multiply(layer.o, s.mixed, {s.x, count, true}, s.pairs);
+        multiply(layer.o, s.mixed, {s.x, count, true}, s.room);
 #pragma omp barrier
         normalise(layer.before_mlp, s.x, count, net.hidden, s.normed, layer.up);
         feed_forward(net, layer, s.normed, count, s);
 #pragma omp barrier
-        multiply(layer.down, s.inner, {s.x, count, true}, s.pairs);
+        multiply(layer.down, s.inner, {s.x, count, true}, s.room);
 #pragma omp barrier
     }
     normalise(net.norm, s.x, count, net.hidden, s.normed, net.head);
     const int64_t vocabulary = net.head.rows;
-    multiply(net.head, s.normed, {{step.logits, 1, vocabulary}, count, false}, s.pairs);
+    multiply(net.head, s.normed, {{step.logits, 1, vocabulary}, count, false}, s.room);
     if (const float cap = net.softcap; cap) {
         const Share share(vocabulary);
         for (int64_t b = 0; b < count; ++b)
@@ -341,8 +343,6 @@ void run(const Network& net, const Step& step, const Scratch& s) {
 }  // namespace
 
 extern "C" {
-
-int64_t multiplies_bf16() { return HAS_PAIRS; }
 
 int64_t scratch_floats(const Network* net, int64_t rows, int64_t room) {
     return layout(*net, rows, room, nullptr, 0, nullptr);

@@ -60,7 +60,6 @@ def measure(folder: Path, case: str, threads: int) -> Peak:
 
 def inside(folder: Path, case: str) -> Peak:
     """Load and generate in this process."""
-    import torch
 
     import cyberslm
     from cyberslm.model.sizes import cache_bytes_per_token
@@ -72,7 +71,7 @@ def inside(folder: Path, case: str) -> Peak:
     model = cyberslm.load(folder / kept, device="cpu", precision=used, fast=fast).model
     _generate(model, NEW)
     weights = sum(t.numel() * t.element_size() for t in model.state_dict().values())
-    wide = 2 if model.dtype == torch.bfloat16 else 4
+    wide = model.new_cache(1, 1).layers[0].keys.element_size()
     cache = cache_bytes_per_token(model.config, bytes_per_number=wide) * (PROMPT + NEW)
     return Peak(weights + cache, _bytes("VmHWM") - before)
 
