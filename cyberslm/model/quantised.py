@@ -5,9 +5,9 @@
 
 Only matrices are packed: embedding, projections and head. What computes with int4 widens it first, so that a packed
 network is exactly the plain one with the widened weights. What meets int8 is rounded to int8 as well (`rounded`), 64
-numbers of a row by a scale: then all that a product rounds are sums of 64 exact products, which processors make fast,
-and a row has the same numbers by every path and in any company. Two int4 numbers share a byte, as q + 8: the first half
-of a group in the low four bits, the second half in the high ones.
+numbers of a row by a scale: then sums of 64 products are whole numbers, which processors make fast and which are the
+same in any order and company; only their sum over a row is rounded. Two int4 numbers share a byte, as q + 8: the first
+half of a group in the low four bits, the second half in the high ones.
 """
 
 from __future__ import annotations
