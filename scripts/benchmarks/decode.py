@@ -261,6 +261,24 @@ def first_token(name: str, *arguments: str) -> Figures:
     return {"s": min(taken), "peak MiB": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024}
 
 
+def in_chunks(shape: str, precision: str, chunk: int) -> Figures:
+    """A prompt of 2,000 tokens, fed as the engine feeds it."""
+    import torch
+
+    from cyberslm.decoding.feed import prefill
+    from cyberslm.generation.config import DecodingConfig
+    from cyberslm.generation.fast import prepare
+
+    model = network(shape)
+    prepare(model, DecodingConfig(precision=precision, fast="on"))  # type: ignore[arg-type]
+    prompt = prompt_of(1, 2000)[0].tolist()
+    with torch.no_grad():
+        taken = seconds(
+            lambda: prefill(model, [prompt], model.new_cache(1, CONTEXT), chunk=chunk), warm_up=1, repeats=3
+        )
+    return {"tokens/s": len(prompt) / taken, "peak MiB": peak_mib()}
+
+
 def contenders(shape: str) -> Iterator[tuple[str, Make]]:
     if HAS_LLAMA:
         yield from ((f"llama.cpp {kind}", partial(llama, shape, kind)) for kind in ("q8_0", "bf16", "f32"))
@@ -287,6 +305,10 @@ def groups() -> Iterator[tuple[str, Group]]:
                 f"{shape}, prefill {length:,}",
                 Group({name: partial(prefill, make, length) for name, make in makes.items()}, unit="tokens/s"),
             )
+        chunks = {
+            f"cyberslm {p}, {c:,}": partial(in_chunks, shape, p, c) for p in ("int8", "bf16") for c in (512, 2048)
+        }
+        yield f"{shape}, prompt in chunks", Group(chunks, unit="tokens/s")
         for precision in ("int8", "fp32"):
             ways = {
                 f"{kind}, {'lookup' if lookup else 'token by token'}": partial(

@@ -88,7 +88,7 @@ def test_native_kernel_is_the_formula(
 def test_queries_of_the_last_tokens_see_what_was_before(
     new: int, past: int, heads: tuple[int, int], window: int | None
 ) -> None:
-    """The second chunk of a prompt used to take another kernel, at a quarter of the speed."""
+    """The second chunk of a prompt used to take another kernel, so that one in chunks took twice as long."""
     q, k, v = inputs(heads, past + new)
     sight = in_order(past, new, window, torch.device("cpu"))
     q, k, v = q[:, :, past:], k[:, :, sight.skip :], v[:, :, sight.skip :]
