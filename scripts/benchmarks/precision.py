@@ -2,7 +2,7 @@
 
     python scripts/benchmarks/precision.py MODEL TEXTS.jsonl [...] [--texts N] [--tokens N] [--threads N]
 
-By the first tokens of texts of at least 1,500 characters, drawn by a fixed seed from the first 4,000 lines of each file.
+By the first tokens of texts of 1,500 characters or more, drawn by a fixed seed from the first 4,000 lines of each file.
 """
 
 from __future__ import annotations
